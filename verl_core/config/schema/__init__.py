@@ -1,0 +1,36 @@
+"""The schema: one dataclass per section, defaults included. Pure data; no import of torch, ray or vllm.
+
+A key exists here only if something reads it. Names are verl's where the thing is the same.
+"""
+
+from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, RefConfig
+from verl_core.config.schema.algorithm import AlgorithmConfig, KLControlConfig
+from verl_core.config.schema.cluster import GroupConfig, RayConfig
+from verl_core.config.schema.data import DataConfig, PrepareConfig
+from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
+from verl_core.config.schema.rollout import AgentConfig, RolloutConfig, ValConfig
+from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
+from verl_core.config.schema.trainer import BufferConfig, TrainerConfig, V1Config
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AgentConfig",
+    "AlgorithmConfig",
+    "BufferConfig",
+    "CustomRewardConfig",
+    "DataConfig",
+    "GroupConfig",
+    "KLControlConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PrepareConfig",
+    "RayConfig",
+    "RefConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "TrainerConfig",
+    "V1Config",
+    "ValConfig",
+]

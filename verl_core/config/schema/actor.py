@@ -1,0 +1,91 @@
+"""`actor_rollout_ref.{model,actor,ref}.*`: the policy that is trained and the reference it is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class ModelConfig:
+    """Attributes:
+    path: folder of a Hugging Face causal LM with tokenizer and chat template; a `.gguf` file works too.
+    dtype: of the trained parameters.
+    enable_gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    path: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    enable_gradient_checkpointing: bool = False
+
+
+@dataclass
+class OptimConfig:
+    """AdamW and its schedule; the horizon is the total number of optimizer steps.
+
+    Attributes:
+        lr_warmup_steps: optimizer steps; -1 = use lr_warmup_steps_ratio of the horizon.
+        lr_scheduler_type: after warm-up, `constant` or `cosine` down to min_lr_ratio x lr.
+    """
+
+    lr: float = 1e-6
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    lr_warmup_steps: int = -1
+    lr_warmup_steps_ratio: float = 0.0
+    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    min_lr_ratio: float = 0.0
+
+
+@dataclass
+class ActorConfig:
+    """Attributes:
+    ppo_mini_batch_size: prompts (groups) per optimizer step; divides data.train_batch_size.
+    ppo_epochs: passes over the batch of a step.
+    ppo_max_token_len_per_gpu: token budget (prompt + response) of a micro-batch on one rank.
+    clip_ratio: both sides, unless clip_ratio_low / clip_ratio_high are given.
+    clip_ratio_c: dual clip, > 1 (Ye et al. 2020, arXiv 1912.09729).
+    loss_agg_mode: token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm.
+    loss_scale_factor: divisor of seq-mean-token-sum-norm; null = data.max_response_length.
+    kl_loss_type: as algorithm.kl_penalty.
+    grad_clip: maximal global gradient norm.
+    shuffle: whether mini-batches are drawn in an order seeded by (trainer.seed, step, epoch).
+    """
+
+    ppo_mini_batch_size: int = 32
+    ppo_epochs: int = 1
+    ppo_max_token_len_per_gpu: int = 16_384
+    policy_loss: str = "vanilla"
+    clip_ratio: float = 0.2
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
+    clip_ratio_c: float = 3.0
+    loss_agg_mode: str = "token-mean"
+    loss_scale_factor: float | None = None
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "low_var_kl"
+    grad_clip: float = 1.0
+    shuffle: bool = False
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    @property
+    def clip_low(self) -> float:
+        """Distance of the lower clip boundary from 1."""
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        """Distance of the upper clip boundary from 1."""
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+
+@dataclass
+class RefConfig:
+    """Attributes:
+    log_prob_max_token_len_per_gpu: token budget of a forward-only micro-batch, for reference and old log-probs.
+    """
+
+    log_prob_max_token_len_per_gpu: int = 16_384

@@ -1,0 +1,39 @@
+"""`algorithm.*`: which advantage, and where the KL to the reference goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class KLControlConfig:
+    """Coefficient of the KL penalty in the reward.
+
+    Attributes:
+        type: `fixed`, or `adaptive` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+        kl_coef: start value, reward units per nat.
+        horizon: adaptive only; samples over which the error is corrected.
+        target_kl: adaptive only; nats per sequence.
+    """
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: float = 0.001
+    horizon: float = 10_000.0
+    target_kl: float = 0.1
+
+
+@dataclass
+class AlgorithmConfig:
+    """Attributes:
+    adv_estimator: name in the registry of advantage estimators.
+    norm_adv_by_std_in_grpo: False is the Dr. GRPO form (no division by the group's standard deviation).
+    use_kl_in_reward: subtract kl_ctrl.kl_coef x KL(rollout policy, reference) from token rewards. Excludes actor.use_kl_loss.
+    kl_penalty: estimator of that KL: kl (k1), abs, mse (k2), low_var_kl (k3), or one of these with a trailing `+`.
+    """
+
+    adv_estimator: str = "grpo"
+    norm_adv_by_std_in_grpo: bool = True
+    use_kl_in_reward: bool = False
+    kl_penalty: str = "kl"
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)

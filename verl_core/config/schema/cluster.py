@@ -1,0 +1,27 @@
+"""`ray.*`: the Ray cluster a Flyte task asks for. Without effect on a laptop, where the process' own Ray is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class GroupConfig:
+    """Resources of each pod of a Ray group, as Kubernetes writes them; `gpu` counts devices."""
+
+    cpu: str = "4"
+    mem: str = "16Gi"
+    gpu: int = 0
+    replicas: int = 1
+
+
+@dataclass
+class RayConfig:
+    """Attributes:
+    mode: `shared` = one task holds the cluster and step nodes attach to it; `per_task` = each stage is its own RayJob.
+    """
+
+    mode: Literal["shared", "per_task"] = "shared"
+    head: GroupConfig = field(default_factory=GroupConfig)
+    worker: GroupConfig = field(default_factory=GroupConfig)

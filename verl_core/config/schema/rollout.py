@@ -1,0 +1,68 @@
+"""`actor_rollout_ref.rollout.*`: how responses are sampled and on which servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class ValConfig:
+    """Sampling of validation; greedy by default."""
+
+    n: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+@dataclass
+class AgentConfig:
+    """Attributes:
+    num_workers: processes that run agent loops.
+    default_agent_loop: registered name, or `package.module.Class` of your own.
+    """
+
+    num_workers: int = 1
+    default_agent_loop: str = "single_turn_agent"
+
+
+@dataclass
+class RolloutConfig:
+    """Attributes:
+    name: `vllm`, or `scripted` (a deterministic torch engine for exact tests and simulations).
+    engine_process: vllm only. `inproc` = engine in the server actor's process (CPU), `async` = vLLM's AsyncLLM,
+        `auto` = inproc on a CPU, async on GPUs.
+    num_servers: inference servers; null = one per tensor_model_parallel_size devices.
+    n: sessions per prompt while training.
+    top_p, top_k: 1.0 and -1 unless you accept that rollout and trainer log-probs then differ.
+    max_model_len: tokens; null = data.max_prompt_length + data.max_response_length.
+    kv_cache_bytes: CPU only; null = 256 MiB.
+    seed: every request's seed is a hash of (seed, uid, session, tokens done).
+    request_timeout_s: budget of one generation, retries included.
+    scripted_delay_s: scripted only; seconds slept per generated token.
+    update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on GPUs.
+    update_weights_bucket_megabytes: largest piece moved at once.
+    """
+
+    name: Literal["vllm", "scripted"] = "vllm"
+    engine_process: Literal["auto", "inproc", "async"] = "auto"
+    num_servers: int | None = None
+    n: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    tensor_model_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.5
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 42
+    request_timeout_s: float = 600.0
+    scripted_delay_s: float = 0.0
+    update_weights_backend: Literal["auto", "shm", "ipc", "nccl"] = "auto"
+    update_weights_bucket_megabytes: int = 512
+    val_kwargs: ValConfig = field(default_factory=ValConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)

@@ -1,0 +1,51 @@
+"""RunConfig: the whole resolved configuration of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verl_core.config.schema.actor import ActorConfig, ModelConfig, RefConfig
+from verl_core.config.schema.algorithm import AlgorithmConfig
+from verl_core.config.schema.cluster import RayConfig
+from verl_core.config.schema.data import DataConfig
+from verl_core.config.schema.reward import RewardConfig
+from verl_core.config.schema.rollout import RolloutConfig
+from verl_core.config.schema.trainer import TrainerConfig
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    """The policy in its three roles."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+
+
+@dataclass
+class RunConfig:
+    """Everything that decides a run. Two runs with equal RunConfig, data and code differ only by hardware noise."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy exists in this run."""
+        return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the trainer."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a server must be able to hold for one sequence."""
+        given = self.actor_rollout_ref.rollout.max_model_len
+        return self.data.max_prompt_length + self.data.max_response_length if given is None else given

@@ -1,0 +1,75 @@
+"""`trainer.*`: how long, how often, where to, and which mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class BufferConfig:
+    """The replay buffer and its store.
+
+    Attributes:
+        lease_s: a running group older than this is re-issued under a new uid.
+        stall_timeout_s: sample() gives up when nothing finished for this long, with a dump of the stuck groups.
+        max_reissues: attempts per group beyond the first.
+        poll_s: slow safety net behind the doorbell.
+        call_timeout_s: deadline of one TransferQueue call.
+        num_storage_units: TransferQueue storage processes.
+    """
+
+    lease_s: float = 600.0
+    stall_timeout_s: float = 1200.0
+    max_reissues: int = 2
+    poll_s: float = 1.0
+    call_timeout_s: float = 30.0
+    num_storage_units: int = 1
+
+
+@dataclass
+class V1Config:
+    """Attributes:
+    trainer_mode: name in the registry of trainers.
+    """
+
+    trainer_mode: str = "sync"
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+
+
+@dataclass
+class TrainerConfig:
+    """Attributes:
+    use_v1: False = the legacy path: the batch is held in memory, no TransferQueue.
+    total_training_steps: null = total_epochs x (rows // train_batch_size).
+    device: `auto` = cuda when there is one.
+    nnodes x n_gpus_per_node: ranks of the trainer; on a CPU each rank is a process with its share of the cores.
+    save_freq, test_freq: steps; -1 = only at the end (save) or never (test).
+    resume_mode: `auto` = newest whole checkpoint of this run directory, `disable` = refuse a used directory,
+        `resume_path` = start from resume_from_path.
+    default_local_dir: root of run directories; any fsspec URL. The run's own is <root>/<experiment_name>.
+    max_actor_ckpt_to_keep: null = all.
+    steps_per_node: Flyte; 1 = four nodes per step, more = one node per chunk of steps.
+    init_timeout_s: budget for actors, engines and store to come up.
+    """
+
+    project_name: str = "verl-flyte"
+    experiment_name: str = "run"
+    use_v1: bool = True
+    v1: V1Config = field(default_factory=V1Config)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    nnodes: int = 1
+    n_gpus_per_node: int = 1
+    total_epochs: int = 30
+    total_training_steps: int | None = None
+    seed: int = 1
+    save_freq: int = -1
+    test_freq: int = -1
+    val_before_train: bool = True
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    resume_from_path: str = ""
+    default_local_dir: str = "runs"
+    max_actor_ckpt_to_keep: int | None = None
+    logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
+    steps_per_node: int = 1
+    init_timeout_s: float = 300.0

@@ -1,0 +1,57 @@
+"""PolicyEngine: what the trainer asks of the models. One driver-side object in front of N ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from verl_core.batch import TrainBatch
+from verl_core.trajectory import Float32
+from verl_core.weights.interface import WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """Flat columns aligned with TrainBatch.response_ids: float32 nats; `entropy` is None for the reference."""
+
+    log_probs: Float32
+    entropy: Float32 | None = None
+
+
+class PolicyEngine(Protocol):
+    """Policy (trained) and, when the run needs one, the frozen reference. Every call is bounded by a deadline.
+
+    `steps_done` is the number of global steps whose update is in the weights; it is what makes Flyte nodes idempotent.
+    """
+
+    def steps_done(self) -> int:
+        """Global step of the weights now held."""
+
+    def old_log_probs(self, batch: TrainBatch) -> LogProbs:
+        """Log-probs of the responses under the current weights at the rollout temperature, and the entropy."""
+
+    def ref_log_probs(self, batch: TrainBatch) -> LogProbs:
+        """Same under the reference."""
+
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """All mini-batches and epochs of one global step; then steps_done == step. Returns metrics named as in verl.
+
+        Raises:
+            ValueError: step != steps_done() + 1.
+        """
+
+    def publish(self, version: int) -> WeightManifest:
+        """Publish the current weights for the servers."""
+
+    def save(self, folder: str) -> None:
+        """Write model (HF safetensors, with config and tokenizer), optimizer, schedule, RNG and steps_done into an existing
+        empty local folder. The caller makes it visible atomically."""
+
+    def load(self, folder: str) -> None:
+        """Inverse of `save`."""
+
+    def weights_sha256(self) -> str:
+        """Digest over names, dtypes, shapes and bytes of all trained parameters in name order."""
+
+    def shutdown(self) -> None:
+        """End the ranks."""

@@ -1,0 +1,91 @@
+"""RolloutEngine and LLMClient: the two seams of generation. Token ids in; ids, log-probs and weight versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from verl_core.trajectory import Prompt, Segment, StopReason, Trajectory
+from verl_core.weights.interface import WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's sampling. temperature 0 is greedy. `seed` makes the request's tokens a function of its prompt and weights
+    (exactly so on one engine; batch composition may move bits on GPUs)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one request gave.
+
+    Attributes:
+        token_ids: the end token is included when it was sampled.
+        log_probs: nats, of each token under the distribution it was sampled from (after temperature).
+        stop_reason: stop (end token), length, or abort (cut off; what there is is kept).
+        segments: weight version of each run of tokens; lengths sum to len(token_ids).
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    stop_reason: StopReason
+    segments: tuple[Segment, ...]
+
+
+class RolloutEngine(Protocol):
+    """An inference engine inside one server process. All methods are coroutines on the server's loop, except `version`."""
+
+    version: int
+
+    async def start(self) -> None:
+        """Load the model; returns when requests are served."""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One completion. Cancelling the task frees the engine's side.
+
+        Raises:
+            RolloutError: the request can never succeed (too long, empty, unknown id).
+            EngineDead: the engine died.
+        """
+
+    async def abort_all(self) -> int:
+        """Cut every running request off; each returns what it has with stop_reason `abort`. Returns how many."""
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give device memory back to the trainer (a no-op for memory on a CPU, but requests must not run afterwards)."""
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+
+    async def update_weights(self, manifest: WeightManifest) -> None:
+        """Validate, then apply all tensors at once, reset every cache, and set `version`. Raises WeightError untouched."""
+
+    async def health(self) -> None:
+        """Raise EngineDead if the engine cannot serve."""
+
+    async def shutdown(self) -> None:
+        """Stop; frees everything."""
+
+
+class LLMClient(Protocol):
+    """What an agent loop talks to. Owner: the agent worker."""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One completion from some server of the pool. Retries a dead server elsewhere until `request_timeout_s`."""
+
+
+class AgentLoop(Protocol):
+    """One session of a group. User classes keep this contract; built by the worker as cls(config)."""
+
+    async def run(self, prompt: Prompt, session: int, client: LLMClient) -> list[Trajectory]:
+        """The trajectories of the session, index 0.. in order. Raising fails this session, not the run."""
+
+
+GateMode = Literal["open", "park", "reject"]

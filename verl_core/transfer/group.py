@@ -1,0 +1,84 @@
+"""GroupTag and Manifest: what the store knows of a group.
+
+Invariant: the terminal tag is written once, by the owner, after all sessions settled; readers trust its manifest and never a
+listing of trajectories.
+
+    pending -> running -> finished | failure -> claimed -> cleared
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class GroupStatus(StrEnum):
+    """Where a group is. `claimed` and `cleared` are known to the buffer and the journal only: a claimed group's tag is gone."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILURE = "failure"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether no session of the group will write again."""
+        return self in (GroupStatus.FINISHED, GroupStatus.FAILURE)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a terminal group left in the data partition.
+
+    Attributes:
+        keys: trajectory keys, in (session, index) order.
+        nbytes: packed bytes over all rows.
+        tokens: response tokens over all rows.
+        min_version, max_version: weight versions used; -1 when there is no trajectory.
+        errors: one message per failed session.
+    """
+
+    keys: tuple[str, ...] = ()
+    nbytes: int = 0
+    tokens: int = 0
+    min_version: int = -1
+    max_version: int = -1
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTag:
+    """The whole tag of a group; always written whole, never merged.
+
+    Attributes:
+        uid, base_uid, attempt, ordinal, step: of the prompt.
+        status: see GroupStatus.
+        owner: who runs it; empty while pending.
+        updated: unix seconds of this tag.
+    """
+
+    uid: str
+    base_uid: str
+    attempt: int
+    ordinal: int
+    step: int
+    status: GroupStatus
+    owner: str = ""
+    updated: float = 0.0
+    manifest: Manifest = field(default_factory=Manifest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only, for the wire."""
+        return {**asdict(self), "status": self.status.value}
+
+    @classmethod
+    def from_dict(cls, tag: dict[str, Any]) -> GroupTag:
+        """Inverse of `to_dict`; tuples that became lists on the wire are restored.
+
+        Raises:
+            KeyError, TypeError, ValueError: the dict is not a whole tag (a foreign or half-written key).
+        """
+        known = dict(tag["manifest"])
+        manifest = Manifest(**{**known, "keys": tuple(known["keys"]), "errors": tuple(known["errors"])})
+        return cls(**{**tag, "status": GroupStatus(tag["status"]), "manifest": manifest})
