@@ -11,6 +11,7 @@ from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
 from verl_core.config.schema.trainer import BufferConfig, TrainerConfig, V1Config
+from verl_core.config.schema.warm_start import WarmStartConfig
 
 __all__ = [
     "ActorConfig",
@@ -33,4 +34,5 @@ __all__ = [
     "TrainerConfig",
     "V1Config",
     "ValConfig",
+    "WarmStartConfig",
 ]

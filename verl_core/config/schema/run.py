@@ -11,6 +11,7 @@ from verl_core.config.schema.data import DataConfig
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.config.schema.rollout import RolloutConfig
 from verl_core.config.schema.trainer import TrainerConfig
+from verl_core.config.schema.warm_start import WarmStartConfig
 
 
 @dataclass
@@ -33,6 +34,7 @@ class RunConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
     @property
     def needs_reference(self) -> bool:
