@@ -47,6 +47,10 @@ class CheckpointError(VerlError):
     """A checkpoint is broken, or belongs to another configuration."""
 
 
+class RecordError(VerlError):
+    """The run directory is in use by another run, or one of its files is missing or damaged."""
+
+
 class DeadlineExceeded(VerlError):
     """A named wait ran out of time.
 
