@@ -28,7 +28,8 @@ class AlgorithmConfig:
     """Attributes:
     adv_estimator: name in the registry of advantage estimators.
     norm_adv_by_std_in_grpo: False is the Dr. GRPO form (no division by the group's standard deviation).
-    use_kl_in_reward: subtract kl_ctrl.kl_coef x KL(rollout policy, reference) from token rewards. Excludes actor.use_kl_loss.
+    use_kl_in_reward: subtract kl_ctrl.kl_coef x KL(rollout policy, reference) from token rewards.
+        Excludes actor.use_kl_loss.
     kl_penalty: estimator of that KL: kl (k1), abs, mse (k2), low_var_kl (k3), or one of these with a trailing `+`.
     """
 

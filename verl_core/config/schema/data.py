@@ -12,23 +12,31 @@ class PrepareConfig:
 
     Attributes:
         task: name of a `reasoning-gym` task, or `one_digit_sums` (the quickstart's own).
-        config: the task's own settings.
+        file: or a file of questions and answers (parquet or JSONL), turned into the trainer's format.
+        config: the task's own settings. For a file: question_key, answer_key, data_source.
         train_size, val_size: rows.
         system_prompt: put before every question when not empty.
     """
 
     task: str = ""
+    file: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     train_size: int = 0
     val_size: int = 0
     seed: int = 1
     system_prompt: str = ""
 
+    @property
+    def enabled(self) -> bool:
+        """Whether rows are built here."""
+        return bool(self.task or self.file)
+
 
 @dataclass
 class DataConfig:
     """Attributes:
-    train_files, val_files: parquet or JSONL, verl's columns (data_source, prompt, reward_model.ground_truth, extra_info).
+    train_files, val_files: parquet or JSONL in verl's columns (data_source, prompt, reward_model.ground_truth,
+        extra_info).
     train_batch_size: prompts (groups) per global step.
     val_batch_size: prompts per validation batch; null = all at once.
     max_prompt_length, max_response_length: tokens.

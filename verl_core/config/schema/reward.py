@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CustomRewardConfig:
-    """A user's function, instead of the registry: `path` is a .py file or a dotted module, `name` the function in it."""
+    """A user's function instead of the registry: `path` is a .py file or a dotted module, `name` the function in it."""
 
     path: str = ""
     name: str = "compute_score"

@@ -41,7 +41,8 @@ class RolloutConfig:
     seed: every request's seed is a hash of (seed, uid, session, tokens done).
     request_timeout_s: budget of one generation, retries included.
     scripted_delay_s: scripted only; seconds slept per generated token.
-    update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on GPUs.
+    update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on
+        GPUs.
     update_weights_bucket_megabytes: largest piece moved at once.
     """
 

@@ -1,4 +1,4 @@
-"""`warm_start.*`: the tiny policy that is made here, by supervised fine-tuning on the task, instead of read from a folder."""
+"""`warm_start.*`: a tiny policy made here by supervised fine-tuning on the task, instead of read from a folder."""
 
 from __future__ import annotations
 

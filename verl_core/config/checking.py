@@ -1,0 +1,18 @@
+"""Runs every check. Invariant: importing this module is what registers them all, so no check can be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from verl_core.config import checks_algorithm, checks_data, checks_ranges, checks_rollout, checks_trainer
+from verl_core.config.checks import CHECKS, Facts
+from verl_core.config.schema import RunConfig
+
+CHECK_MODULES = (checks_ranges, checks_data, checks_algorithm, checks_rollout, checks_trainer)
+
+
+def problems_of(config: RunConfig, origin: Mapping[str, str], unreliable: Collection[str] = ()) -> list[str]:
+    """Messages of all checks; those that speak of an `unreliable` key (its value was refused) are left out."""
+    facts = Facts(config, origin)
+    found = [message for check in CHECKS for message in check(facts)]
+    return [message for message in dict.fromkeys(found) if not any(key in message for key in unreliable)]

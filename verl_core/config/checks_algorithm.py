@@ -1,0 +1,146 @@
+"""Checks of `algorithm.*` and `actor_rollout_ref.actor.*`: names, contradictions, settings that nothing reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+
+from verl_core.config import names
+from verl_core.config.checks import Facts, check, no_effect
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def unknown_name(key: str, value: str, known: Collection[str], in_verl: Collection[str] = ()) -> Iterator[str]:
+    """A message when `value` is not among the known names; the nearest one is offered."""
+    if value in known:
+        return
+    choices = ", ".join(known)
+    if value in in_verl:
+        yield f"{key}: {value!r} is known in verl, not supported yet; use one of {choices}"
+        return
+    near = difflib.get_close_matches(value, known, n=1)
+    yield f"{key}: unknown name {value!r}" + (f"; did you mean {near[0]}?" if near else "") + f" (known: {choices})"
+
+
+@check
+def names_are_known(facts: Facts) -> Iterator[str]:
+    """Estimator, loss, aggregation and KL types exist."""
+    algorithm, actor = facts.config.algorithm, facts.config.actor_rollout_ref.actor
+    estimator = algorithm.adv_estimator
+    yield from unknown_name("algorithm.adv_estimator", estimator, names.ADV_ESTIMATORS, names.VERL_ADV_ESTIMATORS)
+    yield from unknown_name("algorithm.kl_penalty", algorithm.kl_penalty, names.KL_TYPES, ("full",))
+    yield from unknown_name(
+        f"{_ACTOR}.policy_loss", actor.policy_loss, tuple(names.POLICY_LOSSES), names.VERL_POLICY_LOSSES
+    )
+    yield from unknown_name(f"{_ACTOR}.loss_agg_mode", actor.loss_agg_mode, names.LOSS_AGG_MODES)
+    yield from unknown_name(f"{_ACTOR}.kl_loss_type", actor.kl_loss_type, names.KL_TYPES, ("full",))
+
+
+@check
+def one_place_for_the_kl(facts: Facts) -> Iterator[str]:
+    """The KL to the reference is charged once."""
+    if facts.config.algorithm.use_kl_in_reward and facts.config.actor_rollout_ref.actor.use_kl_loss:
+        yield (
+            f"algorithm.use_kl_in_reward: together with {_ACTOR}.use_kl_loss the KL to the reference would be charged"
+            " twice; set one of them to false"
+        )
+
+
+@check
+def a_group_has_samples_to_compare(facts: Facts) -> Iterator[str]:
+    """A group estimator with one sample per prompt has nothing to subtract."""
+    estimator, n = facts.config.algorithm.adv_estimator, facts.config.actor_rollout_ref.rollout.n
+    if estimator in names.GROUP_ESTIMATORS and n < 2:
+        yield (
+            f"actor_rollout_ref.rollout.n: algorithm.adv_estimator={estimator} compares the samples of one prompt; with"
+            f" n={n} every advantage would be the raw reward. Set it to at least 2"
+        )
+
+
+@check
+def mini_batches_divide_the_batch(facts: Facts) -> Iterator[str]:
+    """A step is a whole number of mini-batches."""
+    batch, mini = facts.config.data.train_batch_size, facts.config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if mini > 0 and batch % mini:
+        yield (
+            f"{_ACTOR}.ppo_mini_batch_size: {mini} does not divide data.train_batch_size={batch} (both count prompts);"
+            " the rest of the batch would never be trained on"
+        )
+
+
+@check
+def every_rank_gets_rows(facts: Facts) -> Iterator[str]:
+    """A mini-batch has at least one row for each rank."""
+    config = facts.config
+    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    if rows < config.world_size:
+        yield (
+            f"{_ACTOR}.ppo_mini_batch_size: a mini-batch of {rows} rows (times actor_rollout_ref.rollout.n) cannot be"
+            f" spread over {config.world_size} ranks (trainer.nnodes x trainer.n_gpus_per_node)"
+        )
+
+
+@check
+def betas_are_two(facts: Facts) -> Iterator[str]:
+    """AdamW has two decay rates."""
+    betas = facts.config.actor_rollout_ref.actor.optim.betas
+    if len(betas) != 2:
+        yield f"{_ACTOR}.optim.betas: must be two numbers, got {betas}"
+
+
+@check
+def kl_settings_are_read(facts: Facts) -> Iterator[str]:
+    """KL settings need the KL they belong to."""
+    algorithm, actor = facts.config.algorithm, facts.config.actor_rollout_ref.actor
+    if not algorithm.use_kl_in_reward:
+        keys = ["algorithm.kl_penalty", *facts.given_below("algorithm.kl_ctrl")]
+        yield from no_effect(facts, keys, "without algorithm.use_kl_in_reward=true")
+    elif algorithm.kl_ctrl.type == "fixed":
+        keys = ["algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl"]
+        yield from no_effect(facts, keys, "with algorithm.kl_ctrl.type=fixed")
+    if not actor.use_kl_loss:
+        keys = [f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"]
+        yield from no_effect(facts, keys, f"without {_ACTOR}.use_kl_loss=true")
+
+
+@check
+def estimator_settings_are_read(facts: Facts) -> Iterator[str]:
+    """The normalisation switch belongs to GRPO."""
+    estimator = facts.config.algorithm.adv_estimator
+    if estimator != "grpo":
+        keys = ["algorithm.norm_adv_by_std_in_grpo"]
+        yield from no_effect(facts, keys, f"with algorithm.adv_estimator={estimator}")
+
+
+@check
+def clip_settings_are_read(facts: Facts) -> Iterator[str]:
+    """Each loss reads its own clip settings; `clip_ratio` is only a default for the two sides."""
+    actor = facts.config.actor_rollout_ref.actor
+    every = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+    read = names.POLICY_LOSSES.get(actor.policy_loss, frozenset(every))
+    ignored = [f"{_ACTOR}.{name}" for name in every if name not in read]
+    yield from no_effect(facts, ignored, f"with {_ACTOR}.policy_loss={actor.policy_loss}")
+    if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None and "clip_ratio" in read:
+        because = f"when both {_ACTOR}.clip_ratio_low and {_ACTOR}.clip_ratio_high are given"
+        yield from no_effect(facts, [f"{_ACTOR}.clip_ratio"], because)
+
+
+@check
+def loss_scale_is_read(facts: Facts) -> Iterator[str]:
+    """Only one aggregation mode divides by a chosen number."""
+    mode = facts.config.actor_rollout_ref.actor.loss_agg_mode
+    if mode != "seq-mean-token-sum-norm":
+        yield from no_effect(facts, [f"{_ACTOR}.loss_scale_factor"], f"with {_ACTOR}.loss_agg_mode={mode}")
+
+
+@check
+def schedule_settings_are_read(facts: Facts) -> Iterator[str]:
+    """Warm-up is given in steps or as a share; only a falling schedule has a floor."""
+    optim = facts.config.actor_rollout_ref.actor.optim
+    if optim.lr_warmup_steps >= 0:
+        because = f"when {_ACTOR}.optim.lr_warmup_steps is given"
+        yield from no_effect(facts, [f"{_ACTOR}.optim.lr_warmup_steps_ratio"], because)
+    if optim.lr_scheduler_type == "constant":
+        because = f"with {_ACTOR}.optim.lr_scheduler_type=constant"
+        yield from no_effect(facts, [f"{_ACTOR}.optim.min_lr_ratio"], because)

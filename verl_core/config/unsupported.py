@@ -1,0 +1,144 @@
+"""verl's settings that do not exist here. Invariant: a key of verl's is never just "unknown"; it gets an answer.
+
+An entry answers for its key and everything below it; one that ends in `*` for every key that starts like it. The first
+that fits speaks.
+"""
+
+from __future__ import annotations
+
+_LATER = "known in verl, not supported yet"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+
+ANSWERS: tuple[tuple[str, str], ...] = (
+    # trainer
+    ("trainer.balance_batch", "known in verl, not needed: micro-batches are cut by token budget; delete it"),
+    ("trainer.val_only", f"{_LATER}; use the `evaluate` workflow"),
+    ("trainer.critic_warmup", f"{_LATER}: there is no critic; delete it"),
+    ("trainer.default_hdfs_dir", "known in verl; use trainer.default_local_dir, which takes any fsspec URL"),
+    ("trainer.max_critic_ckpt_to_keep", f"{_LATER}: there is no critic; use trainer.max_actor_ckpt_to_keep"),
+    ("trainer.del_local_ckpt_after_load", f"{_LATER}; old checkpoints go by trainer.max_actor_ckpt_to_keep"),
+    ("trainer.checkpoint_callback_class", f"{_LATER}; delete it"),
+    ("trainer.log_val_generations", "known in verl; the report shows samples of every validation; delete it"),
+    ("trainer.rollout_data_dir", "known in verl; steps/<step>/trajectories.parquet of the run holds them; delete it"),
+    ("trainer.validation_data_dir", "known in verl; the run directory holds them; delete it"),
+    ("trainer.v1.colocate_async", f"{_LATER}; use trainer.v1.trainer_mode=sync"),
+    ("trainer.v1.separate_async", f"{_LATER}; use trainer.v1.trainer_mode=sync"),
+    ("trainer.v1.sampler", f"{_LATER}: the sync mode has no stale samples; see trainer.v1.buffer.* for time-outs"),
+    # algorithm
+    ("algorithm.gamma", f"{_LATER}: grpo does not discount; delete it"),
+    ("algorithm.lam", f"{_LATER}: grpo has no lambda; delete it"),
+    ("algorithm.filter_groups", f"{_LATER}; delete it"),
+    ("algorithm.use_pf_ppo", f"{_LATER}; delete it"),
+    ("algorithm.pf_ppo", f"{_LATER}; delete it"),
+    ("algorithm.gdpo_reward_*", f"{_LATER}; use algorithm.adv_estimator=grpo"),
+    ("algorithm.rollout_correction", f"{_LATER}; old log-probs come from the trainer's own forward pass"),
+    # data
+    ("data.gen_batch_size", f"{_LATER}; data.train_batch_size prompts are generated per step"),
+    ("data.validation_shuffle", "known in verl; validation is served in file order; delete it"),
+    ("data.dataloader_num_workers", "known in verl, not needed: rows are tokenized once at the start; delete it"),
+    ("data.filter_overlong_prompts*", "known in verl; use data.truncation=drop"),
+    ("data.custom_cls", f"{_LATER}; write your rows as parquet or JSONL, or build them with data.prepare"),
+    ("data.tokenizer", "known in verl; the tokenizer is the model folder's own (actor_rollout_ref.model.path)"),
+    ("data.return_raw_*", "known in verl, not needed: the chat always travels with the prompt; delete it"),
+    ("data.image_key", f"{_LATER}: text only"),
+    ("data.video_key", f"{_LATER}: text only"),
+    # actor
+    (f"{_ACTOR}.policy_loss.loss_mode", f"in verl's place for it; here it is {_ACTOR}.policy_loss=<name>"),
+    (f"{_ACTOR}.policy_loss", f"{_LATER}: only losses without settings of their own exist"),
+    (f"{_ACTOR}.ppo_mini_batch_size_per_gpu", f"known in verl; use {_ACTOR}.ppo_mini_batch_size"),
+    (f"{_ACTOR}.ppo_micro_batch_size*", f"known in verl; use {_ACTOR}.ppo_max_token_len_per_gpu (a token budget)"),
+    (f"{_ACTOR}.use_dynamic_bsz", "known in verl, always on here: micro-batches are cut by token budget; delete it"),
+    (f"{_ACTOR}.data_loader_seed", "known in verl; mini-batch order is seeded by trainer.seed"),
+    (f"{_ACTOR}.tau_*", f"{_LATER}: they belong to the sapo loss"),
+    (f"{_ACTOR}.checkpoint", "known in verl; everything that changes is saved; see trainer.save_freq"),
+    (f"{_ACTOR}.strategy", "known in verl, always fsdp2 here; delete it"),
+    (f"{_ACTOR}.fsdp_config", f"{_LATER}; delete it"),
+    (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_LATER}; delete it"),
+    (f"{_ACTOR}.use_torch_compile", f"{_LATER}; delete it"),
+    (f"{_ACTOR}.optim.warmup_style", f"in verl's older spelling; use {_ACTOR}.optim.lr_scheduler_type"),
+    (f"{_ACTOR}.optim.total_training_steps", "known in verl; the horizon is the total number of optimizer steps"),
+    (f"{_ACTOR}.optim.num_cycles", f"{_LATER}: the cosine goes down once"),
+    # reference
+    ("actor_rollout_ref.ref.log_prob_micro_batch_size*", "known in verl; use ref.log_prob_max_token_len_per_gpu"),
+    ("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", "known in verl, always on here; delete it"),
+    ("actor_rollout_ref.ref.fsdp_config", f"{_LATER}; delete it"),
+    ("actor_rollout_ref.ref.model", f"{_LATER}: the reference is the model the run started from"),
+    ("actor_rollout_ref.ref.strategy", "known in verl, always fsdp2 here; delete it"),
+    ("actor_rollout_ref.hybrid_engine", f"{_LATER}: trainer and servers share their devices; delete it"),
+    # rollout
+    (f"{_ROLLOUT}.mode", "known in verl, always asynchronous here; delete it"),
+    (f"{_ROLLOUT}.nnodes", f"{_LATER}: servers share the trainer's devices; see {_ROLLOUT}.num_servers"),
+    (f"{_ROLLOUT}.n_gpus_per_node", f"{_LATER}: servers share the trainer's devices; see {_ROLLOUT}.num_servers"),
+    (f"{_ROLLOUT}.calculate_log_probs", "known in verl, always on here; delete it"),
+    (f"{_ROLLOUT}.free_cache_engine", "known in verl, always on in the sync mode; delete it"),
+    (f"{_ROLLOUT}.full_determinism", f"{_LATER}; with {_ROLLOUT}.seed and float32 requests repeat exactly on a CPU"),
+    (f"{_ROLLOUT}.max_num_batched_tokens", f"{_LATER}; use {_ROLLOUT}.max_num_seqs"),
+    (f"{_ROLLOUT}.enable_chunked_prefill", f"{_LATER}: the engine's own default holds; delete it"),
+    (f"{_ROLLOUT}.load_format", "known in verl; servers start from the model folder, then receive weights; delete it"),
+    (f"{_ROLLOUT}.router_config_path", f"{_LATER}: requests go to the least loaded server"),
+    (
+        f"{_ROLLOUT}.agent.agent_loop_config_path",
+        f"known in verl; give {_ROLLOUT}.agent.default_agent_loop=package.Class",
+    ),
+    (f"{_ROLLOUT}.agent.agent_loop_manager_class", f"{_LATER}; delete it"),
+    (f"{_ROLLOUT}.multi_turn", f"{_LATER}; write an agent loop and name it in {_ROLLOUT}.agent.default_agent_loop"),
+    (f"{_ROLLOUT}.checkpoint_engine.backend", f"known in verl; use {_ROLLOUT}.update_weights_backend"),
+    (
+        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+        f"known in verl; use {_ROLLOUT}.update_weights_bucket_megabytes",
+    ),
+    (f"{_ROLLOUT}.checkpoint_engine", f"{_LATER}; see {_ROLLOUT}.update_weights_backend"),
+    (f"{_ROLLOUT}.disaggregation", f"{_LATER}; delete it"),
+    (f"{_ROLLOUT}.enable_rollout_routing_replay", f"{_LATER}; delete it"),
+    (f"{_ROLLOUT}.moe_load_balance_metrics_interval", f"{_LATER}; delete it"),
+    (f"{_ROLLOUT}.log_prob_*", "known in verl; use actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"),
+    (
+        f"{_ROLLOUT}.do_sample",
+        f"known in verl; training always samples; greedy validation is {_ROLLOUT}.val_kwargs.temperature=0",
+    ),
+    (f"{_ROLLOUT}.val_kwargs.do_sample", f"known in verl; greedy is {_ROLLOUT}.val_kwargs.temperature=0"),
+    (f"{_ROLLOUT}.response_length", "known in verl; use data.max_response_length"),
+    (f"{_ROLLOUT}.prompt_length", "known in verl; use data.max_prompt_length"),
+    (f"{_ROLLOUT}.engine_kwargs", f"{_LATER}; delete it"),
+    # model
+    (f"{_MODEL}.lora_*", f"{_LATER}: full parameters are trained"),
+    (f"{_MODEL}.target_modules", f"{_LATER}: full parameters are trained"),
+    (f"{_MODEL}.use_remove_padding", "known in verl, always on here; delete it"),
+    (f"{_MODEL}.gradient_checkpointing", f"known in verl; use {_MODEL}.enable_gradient_checkpointing"),
+    (f"{_MODEL}.trust_remote_code", f"{_LATER}: code from model folders is never run"),
+    (f"{_MODEL}.use_shm", f"{_LATER}; delete it"),
+    (f"{_MODEL}.external_lib", f"{_LATER}; delete it"),
+    # whole sections
+    ("critic", f"{_LATER}: there is no critic; use algorithm.adv_estimator=grpo"),
+    (
+        "reward.reward_manager",
+        "known in verl; the verifier is chosen by data_source, or give reward.custom_reward_function",
+    ),
+    ("reward.reward_model", f"{_LATER}; give a function in reward.custom_reward_function"),
+    ("reward.sandbox_fusion", f"{_LATER}; give a function in reward.custom_reward_function"),
+    ("reward_model", "in verl's older place; see reward.*"),
+    ("custom_reward_function", "in verl's older place; use reward.custom_reward_function.path and .name"),
+    ("distillation", f"{_LATER}; delete it"),
+    (
+        "transfer_queue",
+        "known in verl; TransferQueue is the default, trainer.use_v1=false does without it; see trainer.v1.buffer",
+    ),
+    ("skip", f"{_LATER}; delete it"),
+    ("global_profiler", f"{_LATER}; delete it"),
+    ("ray_kwargs", "known in verl; see ray.*"),
+    ("ray_init", "known in verl; see ray.*"),
+    ("hydra", "no Hydra here: recipes compose by `defaults:`, see docs/configuration.md"),
+)
+
+
+def advice(key: str) -> str:
+    """What to do about a key of verl's that is not in the schema; empty when verl does not know it either."""
+    return next((answer for entry, answer in ANSWERS if _covers(entry, key)), "")
+
+
+def _covers(entry: str, key: str) -> bool:
+    if entry.endswith("*"):
+        return key.startswith(entry[:-1])
+    return key == entry or key.startswith(f"{entry}.")

@@ -1,0 +1,93 @@
+"""RunConfig as plain values, text and digest, and what may change in it. Invariant: there and back loses nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from verl_core.config.keys import paths
+from verl_core.config.schema import RunConfig
+from verl_core.config.typed import TypedReader
+from verl_core.errors import ConfigError
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Nested plain values (mappings, lists, numbers, text, null), sharing nothing with `config`."""
+    return asdict(config)
+
+
+def from_dict(tree: Mapping[str, Any]) -> RunConfig:
+    """Inverse of `to_dict`. Types are checked, settings are not checked against each other again.
+
+    Raises:
+        ConfigError: an unknown key or a wrong type, so not something that `to_dict` wrote.
+    """
+    reader = TypedReader({})
+    config = reader.read(tree)
+    if reader.problems:
+        raise ConfigError("not a resolved configuration of this version: " + "; ".join(reader.problems))
+    return config
+
+
+def to_yaml(config: RunConfig) -> str:
+    """YAML that `resolve` accepts as a source, every setting written down."""
+    text: str = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def config_hash(config: RunConfig) -> str:
+    """SHA-256, hex, over all settings; equal exactly when the configurations are equal."""
+    return stable_hash(to_dict(config))
+
+
+def stable_hash(value: Any) -> str:
+    """SHA-256, hex, of a JSON value; does not depend on the order of keys.
+
+    Raises:
+        TypeError: the value is not JSON.
+    """
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# What may differ when a run directory is taken up again: how long, how often, where to, on what; nothing that decides
+# what a step computes.
+CHANGEABLE = (
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_before_train",
+    "trainer.logger",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.steps_per_node",
+    "trainer.init_timeout_s",
+    "trainer.v1.buffer",
+    "actor_rollout_ref.rollout.request_timeout_s",
+    "reward.num_workers",
+    "ray",
+)
+
+
+def resume_difference(old: RunConfig, new: RunConfig) -> list[str]:
+    """Settings that differ although they must not when a run is resumed, as `key: old -> new`, in schema order."""
+    before, after = dict(paths(to_dict(old))), dict(paths(to_dict(new)))
+    return [
+        f"{key}: {before[key]!r} -> {after[key]!r}"
+        for key in before
+        if before[key] != after[key] and not _changeable(key)
+    ]
+
+
+def _changeable(key: str) -> bool:
+    return any(key == entry or key.startswith(f"{entry}.") for entry in CHANGEABLE)
