@@ -1,0 +1,1 @@
+"""Model folders on disk: publishing them whole, and making clean ones out of what packages carry."""

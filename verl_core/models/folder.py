@@ -1,0 +1,65 @@
+"""Publishing a model folder. Invariant: a folder under its final name is complete and on disk, or is not there at
+all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+WEIGHTS = "model.safetensors"
+
+
+@contextmanager
+def published(final: Path) -> Iterator[Path]:
+    """Give an empty scratch folder beside `final`; when the block ends without an error it takes that name.
+
+    A folder that already bears the name is replaced. On an error the scratch folder is deleted and `final` is
+    untouched.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)  # mkdtemp makes it private; a published model is for everyone the parent is for
+        _sync(scratch)
+        _swap(scratch, final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def weights_file_sha256(folder: Path) -> str:
+    """Hex digest of the folder's safetensors file."""
+    digest = hashlib.sha256()
+    with (folder / WEIGHTS).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    for path in [*(entry for entry in folder.rglob("*") if entry.is_file()), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _swap(scratch: Path, final: Path) -> None:
+    if final.exists():
+        aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.old.", dir=final.parent))
+        final.rename(aside / "folder")
+        scratch.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        scratch.rename(final)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

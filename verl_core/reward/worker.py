@@ -1,0 +1,35 @@
+"""RewardWorker: the Ray actor in front of one reward process. It imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from verl_core.config.schema.reward import RewardConfig
+from verl_core.reward.interface import Sample
+from verl_core.reward.process import RewardProcess
+from verl_core.trajectory import Reward
+
+
+class RewardWorker:
+    """Lives in a Ray actor with one thread; scoring has no state, so Ray may restart it and repeat a call."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._process = RewardProcess(config)
+
+    def config(self) -> RewardConfig:
+        """What it was started with; also the sign of life."""
+        return self._config
+
+    def load(self, sources: Sequence[str]) -> None:
+        """Import the functions of these data sources, so that the first step does not wait for it."""
+        self._process.load(sources)
+
+    def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        """One Reward per sample, in order; see RewardProcess."""
+        return self._process.score(samples)
+
+    def pids(self) -> tuple[int, int]:
+        """Process ids of the actor and of its reward process (0 when there is none)."""
+        return os.getpid(), self._process.pid
