@@ -12,8 +12,8 @@ from verl_core.weights.interface import WeightManifest
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's sampling. temperature 0 is greedy. `seed` makes the request's tokens a function of its prompt and weights
-    (exactly so on one engine; batch composition may move bits on GPUs)."""
+    """One request's sampling. temperature 0 is greedy. `seed` makes the request's tokens a function of its prompt and
+    weights (exactly so on one engine; batch composition may move bits on GPUs)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -40,7 +40,7 @@ class Generation:
 
 
 class RolloutEngine(Protocol):
-    """An inference engine inside one server process. All methods are coroutines on the server's loop, except `version`."""
+    """An inference engine inside one server process. All methods are coroutines on the server's loop."""
 
     version: int
 
@@ -59,13 +59,13 @@ class RolloutEngine(Protocol):
         """Cut every running request off; each returns what it has with stop_reason `abort`. Returns how many."""
 
     async def sleep(self, level: int = 1) -> None:
-        """Give device memory back to the trainer (a no-op for memory on a CPU, but requests must not run afterwards)."""
+        """Give device memory back to the trainer (no memory on a CPU, but requests must not run afterwards)."""
 
     async def wake(self) -> None:
         """Undo `sleep`."""
 
     async def update_weights(self, manifest: WeightManifest) -> None:
-        """Validate, then apply all tensors at once, reset every cache, and set `version`. Raises WeightError untouched."""
+        """Validate, then apply all tensors at once, reset all caches, set `version`. Raises WeightError untouched."""
 
     async def health(self) -> None:
         """Raise EngineDead if the engine cannot serve."""

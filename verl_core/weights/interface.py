@@ -1,6 +1,6 @@
 """Moving weights from trainer to servers: the manifest and the two ends.
 
-Invariant: a server answers with the old version or the new one, never a mix. A push that fails validation leaves it untouched.
+Invariant: a server answers with the old version or the new one, never a mix. A push that fails leaves it untouched.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WeightSender(Protocol):
     """Trainer side. Owner: rank 0 of the policy workers (device transports: every rank takes part)."""
 
     def publish(self, named: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
-        """Make the weights available and flip the `current` pointer last. Blocks until they may be received; the tensors
-        may be changed again as soon as it returns. The previous version stays readable until the next call."""
+        """Make the weights available and flip the `current` pointer last. Blocks until they may be received; the
+        tensors may be changed again as soon as it returns. The previous version stays readable until the next call."""
 
     def close(self) -> None:
         """Free what is held."""
@@ -61,8 +61,8 @@ class WeightReceiver(Protocol):
     """Server side."""
 
     def receive(self, manifest: WeightManifest) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors, bucket by bucket, each bucket's checksum verified before its first tensor is yielded. Tensors
-        are views, valid until the next one of another bucket is asked for.
+        """Yield the tensors, bucket by bucket, each bucket's checksum verified before its first tensor is yielded.
+        Tensors are views, valid until the next one of another bucket is asked for.
 
         Raises:
             WeightError: bucket missing or checksum wrong.

@@ -1,0 +1,122 @@
+"""The manifest as JSON, and the pointer to the newest. Invariant: `current` names only sets of weights that are whole.
+
+A manifest is data from another process: reading it checks every field before anyone maps memory by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_core.errors import WeightError
+from verl_core.weights.interface import TensorSpec, WeightManifest
+
+POINTER = "current"
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32. Raises WeightError for a dtype that is not transported."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise WeightError(f"weights of dtype {name} cannot be transported; known: {', '.join(DTYPES)}")
+    return name
+
+
+def nbytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor. Raises WeightError for an unknown dtype."""
+    if spec.dtype not in DTYPES:
+        raise WeightError(f"{spec.name} has unknown dtype {spec.dtype!r}; known: {', '.join(DTYPES)}")
+    return math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+
+
+def check_manifest(manifest: WeightManifest) -> None:
+    """Raise WeightError if a tensor lies outside its bucket, a name comes twice, or checksums are missing."""
+    names = set()
+    for spec in manifest.tensors:
+        if spec.name in names:
+            raise WeightError(f"weight {spec.name} comes twice in version {manifest.version}")
+        names.add(spec.name)
+        if not 0 <= spec.bucket < len(manifest.bucket_bytes):
+            raise WeightError(f"{spec.name} is said to be in bucket {spec.bucket} of {len(manifest.bucket_bytes)}")
+        if spec.offset < 0 or spec.offset + nbytes(spec) > manifest.bucket_bytes[spec.bucket]:
+            raise WeightError(f"{spec.name} reaches outside bucket {spec.bucket}")
+    if manifest.backend == "shm" and len(manifest.checksums) != len(manifest.bucket_bytes):
+        raise WeightError(f"{len(manifest.checksums)} checksums for {len(manifest.bucket_bytes)} buckets")
+
+
+def to_dict(manifest: WeightManifest) -> dict[str, Any]:
+    """Plain JSON values."""
+    return asdict(manifest)
+
+
+def from_dict(value: dict[str, Any]) -> WeightManifest:
+    """The inverse of `to_dict`, through JSON as well (where tuples became lists). Raises WeightError."""
+    try:
+        tensors = tuple(
+            TensorSpec(t["name"], t["dtype"], tuple(int(n) for n in t["shape"]), int(t["bucket"]), int(t["offset"]))
+            for t in value["tensors"]
+        )
+        manifest = WeightManifest(
+            version=int(value["version"]),
+            backend=value["backend"],
+            location=str(value["location"]),
+            tensors=tensors,
+            bucket_bytes=tuple(int(n) for n in value["bucket_bytes"]),
+            checksums=tuple(str(c) for c in value["checksums"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightError(f"not a manifest of weights: {error!r}") from error
+    check_manifest(manifest)
+    return manifest
+
+
+def write_current(folder: Path, manifest: WeightManifest) -> None:
+    """Flip the pointer: temporary file in the same folder, fsync, rename."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{POINTER}.", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(to_dict(manifest), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, folder / POINTER)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def read_current(folder: str | Path) -> WeightManifest | None:
+    """The newest published manifest, or None when nothing was published yet.
+
+    Raises:
+        WeightError: the pointer is there but is not a manifest.
+    """
+    try:
+        text = (Path(folder) / POINTER).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise WeightError(
+            f"{folder}/{POINTER} is not JSON: {error}. Delete it to start from the model folder."
+        ) from error
+    return from_dict(value)

@@ -1,0 +1,71 @@
+"""Which sender a run uses. Invariant: a backend that cannot work on the device is refused before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict, cast, get_args
+
+from verl_core.errors import ConfigError, WeightError
+from verl_core.weights.device import DeviceGroup, DeviceSender
+from verl_core.weights.interface import Backend, TensorSpec, WeightSender
+from verl_core.weights.shm import ShmSender
+
+
+class SenderOptions(TypedDict):
+    """What any of the senders may need."""
+
+    bucket_bytes: int
+    folder: str | Path | None
+    group: DeviceGroup | None
+    specs: Sequence[TensorSpec]
+
+
+def backend_of(setting: Literal["auto", "shm", "ipc", "nccl"], device: str) -> Backend:
+    """`actor_rollout_ref.rollout.update_weights_backend` resolved: auto is shm on a CPU and ipc on GPUs.
+
+    Raises:
+        ConfigError: ipc or nccl on a CPU.
+    """
+    if setting == "auto":
+        return "ipc" if device == "cuda" else "shm"
+    if setting != "shm" and device != "cuda":
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.update_weights_backend={setting} moves weights between GPUs, "
+            f"but trainer.device is {device}: use shm or auto"
+        )
+    return setting
+
+
+def sender_for(
+    backend: Backend,
+    bucket_bytes: int,
+    folder: str | Path | None = None,
+    group: DeviceGroup | None = None,
+    specs: Sequence[TensorSpec] = (),
+) -> WeightSender:
+    """The trainer's end.
+
+    Args:
+        bucket_bytes: rollout.update_weights_bucket_megabytes x 2**20.
+        folder: shm only: where to publish; `weights_folder(run)`.
+        group, specs: ipc and nccl only: who takes part, and what will be sent (`layout_of(state).tensors`).
+    """
+    if backend not in SENDERS:
+        raise WeightError(f"unknown weight backend {backend!r}; known: {', '.join(get_args(Backend))}")
+    return SENDERS[backend](SenderOptions(bucket_bytes=bucket_bytes, folder=folder, group=group, specs=specs))
+
+
+def _shm(options: SenderOptions) -> WeightSender:
+    if options["folder"] is None:
+        raise WeightError("the shm backend needs the folder to publish in")
+    return ShmSender(options["folder"], options["bucket_bytes"])
+
+
+def _device(options: SenderOptions) -> WeightSender:
+    if options["group"] is None:
+        raise WeightError("device backends need the group of ranks and servers")
+    return cast(WeightSender, DeviceSender(options["group"], options["specs"], options["bucket_bytes"]))
+
+
+SENDERS: dict[Backend, Callable[[SenderOptions], WeightSender]] = {"shm": _shm, "ipc": _device, "nccl": _device}
