@@ -1,0 +1,1 @@
+"""What a validation pass says: accuracies per data source, with failures counted and shown."""
