@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from verl_core.config import checks_algorithm, checks_data, checks_ranges, checks_rollout, checks_trainer
 from verl_core.config.checks import CHECKS, Facts
+from verl_core.config.keys import sections
 from verl_core.config.schema import RunConfig
 
 CHECK_MODULES = (checks_ranges, checks_data, checks_algorithm, checks_rollout, checks_trainer)
@@ -15,4 +17,10 @@ def problems_of(config: RunConfig, origin: Mapping[str, str], unreliable: Collec
     """Messages of all checks; those that speak of an `unreliable` key (its value was refused) are left out."""
     facts = Facts(config, origin)
     found = [message for check in CHECKS for message in check(facts)]
-    return [message for message in dict.fromkeys(found) if not any(key in message for key in unreliable)]
+    return [message for message in dict.fromkeys(found) if not any(_speaks_of(message, key) for key in unreliable)]
+
+
+def _speaks_of(message: str, key: str) -> bool:
+    """Whether the message names the key, or a setting below it when the key is a section."""
+    below = r"\.\w" if key in sections() else r"(?!\w)"
+    return re.search(rf"(?<![\w.]){re.escape(key)}{below}", message) is not None

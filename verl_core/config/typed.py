@@ -118,7 +118,7 @@ def convert(hint: Any, value: Any) -> Any:
     if kind is Literal:
         return _convert_choice(hint, value)
     if kind is list and isinstance(value, list):
-        return [convert(get_args(hint)[0], entry) for entry in value]
+        return _convert_list(hint, value)
     if kind is dict and isinstance(value, Mapping):
         return {str(name): entry for name, entry in value.items()}
     if kind in (list, dict):
@@ -133,6 +133,13 @@ def _convert_union(hint: Any, value: Any) -> Any:
         except _Mismatch:
             continue
     raise _Mismatch(expected_of(hint))
+
+
+def _convert_list(hint: Any, value: list[Any]) -> list[Any]:
+    try:
+        return [convert(get_args(hint)[0], entry) for entry in value]
+    except _Mismatch as entry:
+        raise _Mismatch(expected_of(hint)) from entry
 
 
 def _convert_choice(hint: Any, value: Any) -> Any:

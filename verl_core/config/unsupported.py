@@ -45,7 +45,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("data.image_key", f"{_LATER}: text only"),
     ("data.video_key", f"{_LATER}: text only"),
     # actor
-    (f"{_ACTOR}.policy_loss.loss_mode", f"in verl's place for it; here it is {_ACTOR}.policy_loss=<name>"),
+    (f"{_ACTOR}.policy_loss.loss_mode", f"known in verl; the loss is chosen by {_ACTOR}.policy_loss=<name>"),
     (f"{_ACTOR}.policy_loss", f"{_LATER}: only losses without settings of their own exist"),
     (f"{_ACTOR}.ppo_mini_batch_size_per_gpu", f"known in verl; use {_ACTOR}.ppo_mini_batch_size"),
     (f"{_ACTOR}.ppo_micro_batch_size*", f"known in verl; use {_ACTOR}.ppo_max_token_len_per_gpu (a token budget)"),

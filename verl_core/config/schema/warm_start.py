@@ -12,7 +12,9 @@ class WarmStartConfig:
 
     Attributes:
         enable: build and train the model before the run.
-        steps: optimizer steps of supervised fine-tuning.
+        target_accuracy: training stops when a sample at temperature 1 is right with this probability, over the whole task.
+        steps: optimizer steps of supervised fine-tuning at most.
+        task_share: share of the task's distinct prompts that is taught; the rest is left to reinforcement learning.
         batch_size: rows per step.
         lr: constant AdamW learning rate.
         hidden_size: width; a multiple of 32, since the inference engine wants heads of at least 32.
@@ -21,7 +23,9 @@ class WarmStartConfig:
     """
 
     enable: bool = False
-    steps: int = 50
+    target_accuracy: float = 0.42
+    steps: int = 200
+    task_share: float = 0.8
     batch_size: int = 128
     lr: float = 2e-3
     hidden_size: int = 128

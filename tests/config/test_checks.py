@@ -1,0 +1,195 @@
+"""Every check, by the message a user reads. A case changes a configuration that resolves, so it tests one thing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_core.config import names, resolve
+from verl_core.config.checking import CHECK_MODULES
+from verl_core.config.checks import CHECKS
+from verl_core.errors import ConfigError
+
+LEAST = {
+    "data": {"prepare": {"task": "one_digit_sums", "train_size": 64, "val_size": 8}},
+    "warm_start": {"enable": True},
+}
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def problems(*overrides: str) -> list[str]:
+    """The messages; empty when the configuration resolves."""
+    try:
+        resolve(LEAST, overrides)
+    except ConfigError as error:
+        return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+    return []
+
+
+CONTRADICTIONS = [
+    (
+        ["algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"],
+        "algorithm.use_kl_in_reward: together with actor_rollout_ref.actor.use_kl_loss the KL",
+    ),
+    ([f"{ACTOR}.clip_ratio_c=1"], f"{ACTOR}.clip_ratio_c: must be greater than 1, got 1.0"),
+    (["data.train_batch_size=48"], f"{ACTOR}.ppo_mini_batch_size: 32 does not divide data.train_batch_size=48"),
+    ([f"{ROLLOUT}.max_model_len=1023"], f"{ROLLOUT}.max_model_len: 1023 is less than"),
+    ([f"{ROLLOUT}.top_p=0.9"], f"{ROLLOUT}.top_p: must be 1.0 for training, got 0.9: the engine reports log-probs"),
+    ([f"{ROLLOUT}.top_k=5"], f"{ROLLOUT}.top_k: must be -1 (off) for training, got 5: the engine reports log-probs"),
+    ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature: must be greater than 0, got 0.0: training divides"),
+    ([f"{ROLLOUT}.n=1"], f"{ROLLOUT}.n: algorithm.adv_estimator=grpo compares the samples of one prompt"),
+    (
+        ["algorithm.adv_estimator=gppo"],
+        "algorithm.adv_estimator: unknown name 'gppo'; did you mean grpo? (known: grpo)",
+    ),
+    (["algorithm.adv_estimator=rloo"], "algorithm.adv_estimator: 'rloo' is known in verl, not supported yet"),
+    ([f"{ACTOR}.policy_loss=vanila"], f"{ACTOR}.policy_loss: unknown name 'vanila'; did you mean vanilla?"),
+    ([f"{ACTOR}.policy_loss=gspo"], f"{ACTOR}.policy_loss: 'gspo' is known in verl, not supported yet"),
+    ([f"{ACTOR}.loss_agg_mode=mean"], f"{ACTOR}.loss_agg_mode: unknown name 'mean'"),
+    ([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k4"], f"{ACTOR}.kl_loss_type: unknown name 'k4'"),
+    (
+        ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=full"],
+        "algorithm.kl_penalty: 'full' is known in verl, not supported yet",
+    ),
+    (["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode: 'separate_async' is known in verl"),
+    (["trainer.v1.trainer_mode=snyc"], "trainer.v1.trainer_mode: unknown name 'snyc'; did you mean sync?"),
+    (["trainer.logger=[wandb]"], "trainer.logger: 'wandb' is known in verl, not supported yet"),
+    (["trainer.logger=[console,console]"], "trainer.logger: a logger is named twice"),
+    ([f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "'tool_agent' is known in verl, not supported yet"),
+    (["trainer.steps_per_node=0"], "trainer.steps_per_node: must be at least 1, got 0"),
+    (["trainer.save_freq=0"], "trainer.save_freq: must be -1 or at least 1, got 0"),
+    ([f"{ACTOR}.optim.betas=[0.9]"], f"{ACTOR}.optim.betas: must be two numbers, got [0.9]"),
+    (["trainer.n_gpus_per_node=300"], f"{ACTOR}.ppo_mini_batch_size: a mini-batch of 256 rows"),
+    ([f"{ACTOR}.ppo_max_token_len_per_gpu=1000"], "1000 tokens cannot hold one sequence of"),
+    (["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=1000"], "1000 tokens cannot hold one sequence of"),
+    ([f"{ROLLOUT}.val_kwargs.n=4"], f"{ROLLOUT}.val_kwargs.n: 4 greedy samples are all the same"),
+    (
+        ["trainer.device=cpu", f"{ROLLOUT}.update_weights_backend=nccl"],
+        f"{ROLLOUT}.update_weights_backend: nccl moves weights between GPUs, and trainer.device=cpu",
+    ),
+    (
+        [f"{ROLLOUT}.name=scripted", f"{ROLLOUT}.update_weights_backend=ipc"],
+        "ipc moves weights between GPUs, and actor_rollout_ref.rollout.name=scripted",
+    ),
+    ([f"{ROLLOUT}.tensor_model_parallel_size=3"], f"{ROLLOUT}.tensor_model_parallel_size: 3 does not divide 1 devices"),
+    (["trainer.device=cuda", f"{ROLLOUT}.num_servers=2"], f"{ROLLOUT}.num_servers: 2 servers of"),
+    (["trainer.resume_mode=resume_path"], "trainer.resume_from_path: trainer.resume_mode=resume_path needs"),
+    (["trainer.default_local_dir=''"], "trainer.default_local_dir: must not be empty"),
+    (["trainer.experiment_name=a/b"], "trainer.experiment_name: names the run's folder"),
+    (["trainer.v1.buffer.stall_timeout_s=5"], "trainer.v1.buffer.stall_timeout_s: 5 s is less than"),
+    (["ray.worker.mem=16GB"], "ray.worker.mem: must be a Kubernetes quantity such as"),
+    (["data.train_files=[a.parquet]"], "data.prepare.task: data.train_files is given too"),
+    (["data.prepare.file=a.jsonl"], "data.prepare.file: data.prepare.task is given too"),
+    (
+        ["data.prepare.task=''", "data.prepare.train_size=0", "data.prepare.val_size=0"],
+        "data.train_files: no training rows",
+    ),
+    (["data.prepare.train_size=31"], "data.prepare.train_size: 31 rows do not fill one data.train_batch_size=32"),
+    (["data.train_max_samples=31"], "data.train_max_samples: 31 rows do not fill one data.train_batch_size=32"),
+    (["data.prepare.val_size=0"], "trainer.val_before_train: no validation rows"),
+    (["data.prepare.val_size=0", "trainer.test_freq=2"], "trainer.test_freq: no validation rows"),
+    (["data.val_files=[a.parquet]"], "data.val_files: given without data.train_files"),
+    (["actor_rollout_ref.model.path=x"], "warm_start.enable: actor_rollout_ref.model.path is given too"),
+    (["warm_start.enable=false"], "actor_rollout_ref.model.path: no model"),
+    (["warm_start.hidden_size=40"], "warm_start.hidden_size: must be a multiple of 32"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), CONTRADICTIONS, ids=[" ".join(case[0]) for case in CONTRADICTIONS])
+def test_contradictions_are_refused(overrides: list[str], message: str) -> None:
+    told = problems(*overrides)
+    assert any(message in line for line in told), told
+
+
+# The setting, what makes it useless (none: the defaults do), and what makes it useful.
+WITHOUT_EFFECT = [
+    ("algorithm.kl_penalty=k2", [], ["algorithm.use_kl_in_reward=true"]),
+    ("algorithm.kl_ctrl.kl_coef=0.1", [], ["algorithm.use_kl_in_reward=true"]),
+    (
+        "algorithm.kl_ctrl.horizon=5",
+        ["algorithm.use_kl_in_reward=true"],
+        ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"],
+    ),
+    (
+        "algorithm.kl_ctrl.target_kl=5",
+        ["algorithm.use_kl_in_reward=true"],
+        ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"],
+    ),
+    (f"{ACTOR}.kl_loss_coef=0.1", [], [f"{ACTOR}.use_kl_loss=true"]),
+    (f"{ACTOR}.kl_loss_type=k1", [], [f"{ACTOR}.use_kl_loss=true"]),
+    (f"{ACTOR}.loss_scale_factor=5", [], [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"]),
+    (f"{ACTOR}.clip_ratio=0.3", [f"{ACTOR}.clip_ratio_low=0.1", f"{ACTOR}.clip_ratio_high=0.2"], []),
+    (f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1", [f"{ACTOR}.optim.lr_warmup_steps=3"], []),
+    (f"{ACTOR}.optim.min_lr_ratio=0.1", [], [f"{ACTOR}.optim.lr_scheduler_type=cosine"]),
+    (f"{ROLLOUT}.scripted_delay_s=0.1", [], [f"{ROLLOUT}.name=scripted"]),
+    (f"{ROLLOUT}.engine_process=inproc", [f"{ROLLOUT}.name=scripted"], []),
+    (f"{ROLLOUT}.max_num_seqs=5", [f"{ROLLOUT}.name=scripted"], []),
+    (f"{ROLLOUT}.dtype=float32", [f"{ROLLOUT}.name=scripted"], []),
+    (f"{ROLLOUT}.kv_cache_bytes=5", ["trainer.device=cuda"], ["trainer.device=cpu"]),
+    (f"{ROLLOUT}.gpu_memory_utilization=0.3", ["trainer.device=cpu"], ["trainer.device=cuda"]),
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        ["trainer.device=cpu"],
+        ["trainer.device=cuda", "trainer.n_gpus_per_node=2"],
+    ),
+    (f"{ROLLOUT}.val_kwargs.top_p=0.5", [], [f"{ROLLOUT}.val_kwargs.temperature=1"]),
+    (f"{ROLLOUT}.val_kwargs.temperature=1", ["trainer.val_before_train=false", "data.prepare.val_size=0"], []),
+    ("data.val_batch_size=4", ["trainer.val_before_train=false", "data.prepare.val_size=0"], ["trainer.test_freq=5"]),
+    ("data.prepare.val_size=9", ["trainer.val_before_train=false"], ["trainer.test_freq=5"]),
+    ("trainer.total_epochs=3", ["trainer.total_training_steps=5"], []),
+    ("trainer.resume_from_path=x", [], ["trainer.resume_mode=resume_path"]),
+    ("trainer.v1.buffer.num_storage_units=2", ["trainer.use_v1=false"], []),
+    ("trainer.v1.buffer.call_timeout_s=2", ["trainer.use_v1=false"], []),
+    (
+        "warm_start.steps=3",
+        ["warm_start.enable=false", "actor_rollout_ref.model.path=x"],
+        ["warm_start.enable=true"],
+    ),
+    (
+        "data.prepare.seed=3",
+        ["data.prepare.task=''", "data.train_files=[a.parquet]", "data.val_files=[b.parquet]"],
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("setting", "useless", "useful"), WITHOUT_EFFECT, ids=[case[0] for case in WITHOUT_EFFECT])
+def test_settings_without_effect_are_refused(setting: str, useless: list[str], useful: list[str]) -> None:
+    key = setting.split("=")[0]
+    lines = [line for line in problems(*useless, setting) if line.startswith(f"{key}: has no effect")]
+    assert len(lines) == 1, problems(*useless, setting)
+    assert lines[0].endswith(f"(set in override {setting}); delete it")
+    assert not any(key in line for line in problems(*useful, setting)), "the same setting where it is read"
+
+
+def test_a_written_default_is_no_setting() -> None:
+    """Else a resolved configuration could not be the source of another run."""
+    assert problems("algorithm.kl_ctrl.horizon=10000", f"{ROLLOUT}.scripted_delay_s=0.0") == []
+
+
+def test_a_loss_that_ignores_a_clip_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses of the table all read every clip setting so far; the rule is for the next ones."""
+    monkeypatch.setitem(names.POLICY_LOSSES, "plain", frozenset({"clip_ratio"}))
+    told = problems(f"{ACTOR}.policy_loss=plain", f"{ACTOR}.clip_ratio_c=4", f"{ACTOR}.clip_ratio=0.3")
+    assert len(told) == 1
+    assert told[0].startswith(f"{ACTOR}.clip_ratio_c: has no effect with {ACTOR}.policy_loss=plain")
+
+
+def test_an_estimator_that_is_not_grpo_ignores_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "ADV_ESTIMATORS", ("grpo", "other"))
+    told = problems("algorithm.adv_estimator=other", "algorithm.norm_adv_by_std_in_grpo=false", f"{ROLLOUT}.n=1")
+    assert len(told) == 1
+    assert told[0].startswith("algorithm.norm_adv_by_std_in_grpo: has no effect with algorithm.adv_estimator=other")
+
+
+def test_every_check_file_is_registered() -> None:
+    folder = Path(CHECK_MODULES[0].__file__ or "").parent
+    assert {Path(module.__file__ or "") for module in CHECK_MODULES} == set(folder.glob("checks_*.py"))
+    assert len(CHECKS) == len(set(CHECKS)) >= 30
+
+
+def test_every_message_names_its_key_first() -> None:
+    told = [line for overrides, _ in CONTRADICTIONS for line in problems(*overrides)]
+    assert all(re.match(r"[a-z_][a-z0-9_.]*: ", line) for line in told), told
