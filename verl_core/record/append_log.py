@@ -1,8 +1,8 @@
-"""AppendLog: a file that only grows. Invariant: once `write` returned, its bytes survive any crash; a write that a crash cut
-short is never read, and is cut off before the next one. Several processes of one machine may append in turns.
+"""AppendLog: a file that only grows. Invariant: once `write` returned, its bytes survive any crash; a write that a
+crash cut short is never read, and is cut off before the next one. Several processes of one machine may append in turns.
 
-On object stores, which cannot append, the log is a row of segments `journal-000001.jsonl`, each put whole; there one process
-writes at a time.
+On object stores, which cannot append, the log is a row of segments `journal-000001.jsonl`, each put whole; there one
+process writes at a time.
 """
 
 from __future__ import annotations

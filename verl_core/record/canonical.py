@@ -19,7 +19,7 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: there is a value with no JSON form (an object of a user class, bytes, ...).
     """
-    if value is None or isinstance(value, bool | str | int) and not isinstance(value, np.generic):
+    if value is None or (isinstance(value, bool | str | int) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())

@@ -1,4 +1,5 @@
-"""Durable local files. Invariant: a name shows the old content or the new, never a part; what returned survives a power cut.
+"""Durable local files. Invariant: a name shows the old content or the new, never a part; what returned survives a power
+cut.
 
 All calls that change the disk go through `os`, so that a test can stop the world before any one of them.
 """
@@ -91,7 +92,9 @@ def remove_tree(path: Path) -> None:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Delete what dead writers left half-written directly in `folder`; returns the names. Only for the owner of the run."""
+    """Delete what dead writers left half-written directly in `folder`; returns the names. Only for the owner of the
+    run.
+    """
     left = sorted(path for path in folder.glob(f"{TEMP_PREFIX}*")) if folder.is_dir() else []
     for path in left:
         remove_tree(path)

@@ -1,7 +1,8 @@
-"""Journal: the ledger of what happened to every uid. Invariant: append-only, numbered without gaps, one durable write per call.
+"""Journal: the ledger of what happened to every uid. Invariant: append-only, numbered without gaps, one durable write
+per call.
 
-A line is `{"n": 17, "t": unix seconds, "event": "claimed", "uids": [...], "detail": {...}}`. Details that the accounting reads:
-`base_uids` (aligned with uids, when an attempt's uid differs from its base), `step`, `reason`.
+A line is `{"n": 17, "t": unix seconds, "event": "claimed", "uids": [...], "detail": {...}}`. Details that the
+accounting reads: `base_uids` (aligned with uids, when an attempt's uid differs from its base), `step`, `reason`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Journal:
             self._number += 1
 
     def resumed(self, from_step: int, position: int | None = None) -> None:
-        """The run goes on from the checkpoint of `from_step` (0 = from the start), saved when the journal stood at `position`.
+        """The run goes on from the checkpoint of `from_step` (0 = from the start), saved when the journal stood at
+        `position`.
 
         Everything later in the abandoned line is void: see `verl_core.record.accounting`.
         """

@@ -1,4 +1,6 @@
-"""Lines of JSON in an AppendLog. Invariant: a line is whole when it ends with a newline and parses; what follows is torn."""
+"""Lines of JSON in an AppendLog. Invariant: a line is whole when it ends with a newline and parses; what follows is
+torn.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from verl_core.errors import RecordError
 
 
 def whole_lines(data: bytes) -> int:
-    """Length of the prefix of whole lines. A power cut may also leave zeros with a newline behind: so the last line is parsed."""
+    """Length of the prefix of whole lines. A power cut may also leave zeros with a newline behind: so the last line is
+    parsed.
+    """
     end = data.rfind(b"\n") + 1
     while end and not _parses(data[data.rfind(b"\n", 0, end - 1) + 1 : end]):
         end = data.rfind(b"\n", 0, end - 1) + 1

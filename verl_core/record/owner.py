@@ -1,13 +1,14 @@
 """OwnerLock: one live run per run directory. Invariant: two runs never hold one directory; a dead owner's lock is free.
 
-On a local disk the kernel keeps the lock (flock) and drops it with the process. On an object store it is a lease: an object
-that its owner renews and that is free once it was not renewed for `LEASE_S`.
+On a local disk the kernel keeps the lock (flock) and drops it with the process. On an object store it is a lease: an
+object that its owner renews and that is free once it was not renewed for `LEASE_S`.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -26,6 +27,8 @@ from verl_core.record.storage import Storage
 NAME = ".owner"
 LEASE_S = 90.0
 RENEW_S = 20.0
+
+_log = logging.getLogger(__name__)
 
 
 class OwnerLock:
@@ -79,7 +82,9 @@ class OwnerLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 
@@ -118,11 +123,17 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEW_S):
-            held = json.loads(self._storage.get(NAME))
-            if held["token"] != self._claim["token"]:
-                self._lost_to = str(held["owner"])
+            try:
+                held = json.loads(self._storage.get(NAME))
+                if held["token"] != self._claim["token"]:
+                    self._lost_to = str(held["owner"])
+                    return
+                self._storage.put(NAME, compact({**self._claim, "renewed": time.time()}))
+            except RecordError:
+                self._lost_to = "somebody who has left again"
                 return
-            self._storage.put(NAME, compact({**self._claim, "renewed": time.time()}))
+            except OSError as error:  # the store does not answer; there are LEASE_S / RENEW_S tries before it is lost
+                _log.warning("cannot renew the lease on %s: %s", self._root, error)
 
 
 def _claim(owner: str) -> dict[str, Any]:
@@ -157,6 +168,6 @@ def _read_claim(descriptor: int) -> dict[str, Any]:
 def _in_use(root: str, held: dict[str, Any]) -> RecordError:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(held["since"]))
     return RecordError(
-        f"the run directory {root} is in use by {held['owner']} (host {held['host']}, process {held['pid']}, since {since}). "
-        "Wait for it, stop it, or give this run another trainer.experiment_name."
+        f"the run directory {root} is in use by {held['owner']} (host {held['host']}, process {held['pid']}, "
+        f"since {since}). Wait for it, stop it, or give this run another trainer.experiment_name."
     )

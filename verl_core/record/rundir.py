@@ -1,12 +1,12 @@
 """RunDir: the folder of one run. Invariant: every file in it is published whole, under one fixed layout.
 
-    config.yaml                            resolved configuration
-    journal.jsonl                          every event of every uid
-    metrics.jsonl                          one row per logged step
-    steps/000012/trajectories.parquet ...  what each stage gave, then record.json
-    checkpoints/000012/ ... MANIFEST.json  weights and everything else that changes
-    latest                                 the pointer, flipped last
-    report.html
+config.yaml                            resolved configuration
+journal.jsonl                          every event of every uid
+metrics.jsonl                          one row per logged step
+steps/000012/trajectories.parquet ...  what each stage gave, then record.json
+checkpoints/000012/ ... MANIFEST.json  weights and everything else that changes
+latest                                 the pointer, flipped last
+report.html
 """
 
 from __future__ import annotations

@@ -1,0 +1,162 @@
+"""Accounting: what became of every dataset row that was served. Invariant (the law "exactly once"):
+
+    served = trained + dropped + in flight + lost,   lost = 0,   trained_twice = 0
+
+All counts are of base uids (one per row served, however often it was re-issued), relative to the lineage of the final
+weights: the events that the weights now held descend from. A crash after checkpoint k abandons what came later, so
+`resumed` from step k, position p voids
+
+* claims and trained marks whose `step` is above k;
+* servings and drops that are numbered above p and whose `step` is above k (what is unknown counts as above). A later
+  event of the same row revives its serving: the group was finished before the crash and is used again.
+
+A claim of a step <= k that has no outcome yet counts as trained at that moment: checkpoint k holds its update, and the
+crash only came before the mark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from verl_core.record.journal import Event, Journal, read_events
+from verl_core.record.rundir import RunDir
+
+_OUTCOMES = ("claimed", "trained", "dropped")
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Attributes:
+    served: rows of the lineage.
+    trained: rows in the weights.
+    dropped: rows given up, by reason.
+    in_flight: served, with no outcome yet.
+    trained_twice: rows in the weights more than once (two steps, or two attempts); counted in `trained` too.
+    lost: rows that will never have an outcome: claimed by a step that later steps have overtaken, or in flight at
+        `ended`.
+    twice_uids, lost_uids, unserved_uids: which; `unserved` were trained or dropped though no event ever served them.
+    """
+
+    served: int
+    trained: int
+    dropped: dict[str, int]
+    in_flight: int
+    trained_twice: int
+    lost: int
+    twice_uids: tuple[str, ...] = ()
+    lost_uids: tuple[str, ...] = ()
+    unserved_uids: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the law holds."""
+        return not (self.trained_twice or self.lost or self.unserved_uids)
+
+
+@dataclass(slots=True)
+class _Row:
+    """The lineage's view of one base uid."""
+
+    served: int = 0  # number of the serving event in the lineage; 0 = not in the lineage
+    ever_served: bool = False
+    serving_step: int | None = None
+    claim: tuple[str, int] | None = None  # uid, step
+    trained: set[tuple[str, int]] = field(default_factory=set)
+    drop: tuple[str, int | None, int] | None = None  # reason, step, event number
+
+    @property
+    def settled(self) -> bool:
+        return bool(self.trained) or self.drop is not None
+
+    @property
+    def in_lineage(self) -> bool:
+        return self.served > 0 or self.settled
+
+
+class _Lineage:
+    """Folds events, in order, into the rows of the lineage."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, _Row] = {}
+        self.bases: dict[str, str] = {}
+        self.last_trained = 0
+        self.is_over = False
+
+    def apply(self, event: Event) -> None:
+        if event.kind == "resumed":
+            self._resume(int(event.detail["from_step"]), event.detail.get("position"))
+        elif event.kind == "ended":
+            self.is_over = True
+        else:
+            self.is_over = False
+            bases = event.detail.get("base_uids") or [self.bases.get(uid, uid) for uid in event.uids]
+            for uid, base in zip(event.uids, bases, strict=True):
+                self.bases[uid] = base
+                self._mark(self.rows.setdefault(base, _Row()), uid, event)
+
+    def _mark(self, row: _Row, uid: str, event: Event) -> None:
+        step = event.detail.get("step")
+        if event.kind == "served":
+            row.ever_served, row.serving_step = True, step
+        if row.ever_served and not row.served:
+            row.served = event.number
+        if event.kind == "claimed":
+            row.claim = (uid, int(step or 0))
+        elif event.kind == "trained":
+            done = int(step if step is not None else row.claim[1] if row.claim else 0)
+            row.trained.add((uid, done))
+            self.last_trained = max(self.last_trained, done)
+        elif event.kind == "dropped":
+            row.drop = (str(event.detail.get("reason", "no reason given")), step, event.number)
+
+    def _resume(self, step: int, position: int | None) -> None:
+        self.is_over = False
+        self.last_trained = min(self.last_trained, step)
+        for row in self.rows.values():
+            row.trained = {mark for mark in row.trained if mark[1] <= step}
+            if row.drop is not None and _is_void(row.drop[2], row.drop[1], step, position):
+                row.drop = None
+            if row.claim is not None and row.claim[1] > step:
+                row.claim = None
+            if row.claim is not None and not row.settled:
+                row.trained.add(row.claim)
+            if not row.settled and _is_void(row.served, row.serving_step, step, position):
+                row.served = 0
+
+
+def _is_void(number: int, event_step: int | None, step: int, position: int | None) -> bool:
+    """Whether an event is later than the checkpoint by both its marks."""
+    return (position is None or number > position) and (event_step is None or event_step > step)
+
+
+def account(events: Iterable[Event]) -> Accounting:
+    """The accounts after these events."""
+    lineage = _Lineage()
+    for event in events:
+        lineage.apply(event)
+    rows = {base: row for base, row in lineage.rows.items() if row.in_lineage}
+    open_rows = {base: row for base, row in rows.items() if not row.settled}
+    lost = sorted(
+        base
+        for base, row in open_rows.items()
+        if lineage.is_over or (row.claim is not None and row.claim[1] < lineage.last_trained)
+    )
+    twice = sorted(base for base, row in rows.items() if len(row.trained) > 1)
+    return Accounting(
+        served=len(rows),
+        trained=sum(bool(row.trained) for row in rows.values()),
+        dropped=dict(sorted(Counter(row.drop[0] for row in rows.values() if row.drop and not row.trained).items())),
+        in_flight=len(open_rows) - len(lost),
+        trained_twice=len(twice),
+        lost=len(lost),
+        twice_uids=tuple(twice),
+        lost_uids=tuple(lost),
+        unserved_uids=tuple(sorted(base for base, row in rows.items() if not row.ever_served)),
+    )
+
+
+def accounting(source: Journal | RunDir) -> Accounting:
+    """The accounts of a run, from its journal."""
+    return account(source.events() if isinstance(source, Journal) else read_events(source))

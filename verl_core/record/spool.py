@@ -1,0 +1,82 @@
+"""StepSpool: groups of one step, kept as they finish. Invariant: a group whose `append` returned survives a crash, so
+that no finished generation is ever sampled again.
+
+A record is `length, CRC` and a payload: JSON of prompt and errors, then the packed trajectories. A record that a crash
+tore is ignored. The spool is only a bridge: once the step's trajectories.parquet is published it may be deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+
+from verl_core.record.append_log import open_log, read_log
+from verl_core.record.canonical import compact
+from verl_core.record.prompts import prompt_from_json, prompt_to_json
+from verl_core.record.rundir import RunDir
+from verl_core.transfer.codec import pack, unpack
+from verl_core.transfer.replay_buffer import Group
+
+_FRAME = struct.Struct("<II")  # payload bytes, CRC of the payload
+_HEAD = struct.Struct("<I")  # bytes of the JSON head
+
+
+class StepSpool:
+    """The spool of `step`; nothing is created before the first append."""
+
+    def __init__(self, rundir: RunDir, step: int) -> None:
+        self._rundir, self.path = rundir, f"{rundir.step_dir(step)}/spool.bin"
+
+    def append(self, groups: Sequence[Group]) -> None:
+        """Keep finished groups durably: one write and one fsync for all of them."""
+        if not groups:
+            return
+        log = open_log(self._rundir.storage, self.path, whole_frames)
+        try:
+            with log.exclusive():
+                log.write(b"".join(_frame(group) for group in groups))
+        finally:
+            log.close()
+
+    def read(self) -> list[Group]:
+        """All groups that were kept, in the order of arrival; a uid that was kept twice comes once."""
+        data = read_log(self._rundir.storage, self.path, whole_frames)
+        groups = [_group(payload) for payload in _payloads(data)]
+        return list({group.prompt.uid: group for group in groups}.values())
+
+    def remove(self) -> None:
+        """Forget the groups; their trajectories are durable elsewhere."""
+        for name in self._rundir.names(self.path.rpartition("/")[0]):
+            if name.startswith("spool"):
+                self._rundir.remove(f"{self.path.rpartition('/')[0]}/{name}")
+
+
+def whole_frames(data: bytes) -> int:
+    """Length of the prefix of records with a right CRC."""
+    return sum(_FRAME.size + len(payload) for payload in _payloads(data))
+
+
+def _payloads(data: bytes) -> Iterator[memoryview]:
+    view, at = memoryview(data), 0
+    while at + _FRAME.size <= len(data):
+        length, crc = _FRAME.unpack_from(data, at)
+        payload = view[at + _FRAME.size : at + _FRAME.size + length]
+        if len(payload) < length or zlib.crc32(payload) != crc:
+            return
+        yield payload
+        at += _FRAME.size + length
+
+
+def _frame(group: Group) -> bytes:
+    head = compact({"prompt": prompt_to_json(group.prompt), "errors": list(group.errors)})
+    payload = _HEAD.pack(len(head)) + head + pack(group.trajectories)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def _group(payload: memoryview) -> Group:
+    (size,) = _HEAD.unpack_from(payload)
+    head = json.loads(bytes(payload[_HEAD.size : _HEAD.size + size]))
+    trajectories = unpack(bytes(payload[_HEAD.size + size :]))
+    return Group(prompt_from_json(head["prompt"]), trajectories, tuple(head["errors"]))
