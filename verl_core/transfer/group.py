@@ -1,7 +1,7 @@
 """GroupTag and Manifest: what the store knows of a group.
 
-Invariant: the terminal tag is written once, by the owner, after all sessions settled; readers trust its manifest and never a
-listing of trajectories.
+Invariant: the terminal tag is written once, by the owner, after all sessions settled; readers trust its manifest and
+never a listing of trajectories.
 
     pending -> running -> finished | failure -> claimed -> cleared
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class GroupStatus(StrEnum):
-    """Where a group is. `claimed` and `cleared` are known to the buffer and the journal only: a claimed group's tag is gone."""
+    """Where a group is. Only the buffer and the journal know `claimed` and `cleared`: a claimed group's tag is gone."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -21,16 +21,22 @@ class Finished:
 class TrajectoryStore(Protocol):
     """Groups (small tags) in one partition, trajectories (packed rows) in another.
 
-    Owner of each edge: the buffer opens, claims and clears groups; the agent worker that runs a group writes `running` and the
-    terminal tag. Every call is bounded by the store's call deadline and raises `DeadlineExceeded` or `StoreError`.
+    Owner of each edge: the buffer opens, claims and clears groups; the agent worker that runs a group writes `running`
+    and the terminal tag. Every call is bounded by the store's call deadline and raises `DeadlineExceeded` or
+    `StoreError`.
+
+    Attributes:
+        quarantined_tags: foreign or half-written keys met so far.
     """
+
+    quarantined_tags: int
 
     def write_tags(self, tags: Sequence[GroupTag]) -> None:
         """Write whole tags (open or move groups). Blocks until the store acknowledged."""
 
     def finish(self, groups: Sequence[Finished]) -> list[GroupTag]:
-        """Group commit of settled groups: rows first, then verification that they are readable, then terminal tags, then
-        the doorbell with their uids. Fills in each tag's manifest and returns the tags as written. Blocks."""
+        """Group commit of settled groups: rows first, then verification that they are readable, then terminal tags,
+        then the doorbell with their uids. Fills in each tag's manifest and returns the tags as written. Blocks."""
 
     def tags(self) -> dict[str, GroupTag]:
         """Snapshot of all groups by uid; foreign or half-written keys are left out and counted in `quarantined_tags`.
@@ -52,9 +58,12 @@ class TrajectoryStore(Protocol):
     def clear_rows(self, keys: Sequence[str]) -> None:
         """Free rows. Idempotent. Never call it for a row that a reader may still hold."""
 
+    def reset(self) -> None:
+        """Forget every group and row. For a session that takes over a warm store, when no owner writes any more."""
+
     def wait(self, timeout_s: float) -> list[str]:
-        """Uids rung since the last call, at once when there are any, else after up to `timeout_s`. A lost ring is harmless:
-        callers also look at `tags()` now and then."""
+        """Uids rung since the last call, at once when there are any, else after up to `timeout_s`. A lost ring is
+        harmless: callers also look at `tags()` now and then."""
 
     def close(self) -> None:
         """Leave the store without harming other users of it."""

@@ -1,0 +1,128 @@
+"""The packed row: bit-exact round trips, and nothing damaged or foreign is ever read."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transfer.build import prompt_of, same, trajectory_of
+from verl_core.errors import StoreError
+from verl_core.trajectory import Segment, Trajectory
+from verl_core.transfer.codec import FORMAT_VERSION, HEADER, SCHEMA_CRC, pack, unpack
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    lengths = draw(st.lists(st.integers(0, 9), max_size=4))
+    length = sum(lengths)
+    bits = np.asarray(draw(st.lists(st.integers(0, 2**32 - 1), min_size=length, max_size=length)), dtype=np.uint32)
+    return Trajectory(
+        uid=draw(st.text("0123456789abcdef", min_size=1, max_size=32)),
+        session=draw(st.integers(0, 2**31)),
+        index=draw(st.integers(0, 9)),
+        ordinal=draw(st.integers(0, 2**40)),
+        prompt_ids=np.asarray(draw(st.lists(st.integers(0, 2**31 - 1), max_size=9)), dtype=np.int32),
+        response_ids=bits.view(np.int32),
+        response_mask=bits % 2 == 0,
+        rollout_log_probs=bits.view(np.float32),  # every bit pattern: NaN, infinities, denormals
+        segments=tuple(Segment(draw(st.integers(-1, 2**30)), part) for part in lengths),
+        stop_reason=draw(st.sampled_from(["stop", "length", "abort", "error"])),
+        data_source=draw(st.text(max_size=9)),
+        num_turns=draw(st.integers(0, 99)),
+        extra=draw(st.dictionaries(st.text(), JSON, max_size=3)),
+    )
+
+
+@given(st.lists(trajectories(), max_size=4))
+def test_what_unpacks_is_what_was_packed(rows: list[Trajectory]) -> None:
+    back = unpack(pack(rows))
+    assert len(back) == len(rows)
+    assert all(same(a, b) for a, b in zip(rows, back, strict=True))
+
+
+def test_the_bytes_are_the_documented_layout() -> None:
+    """Read by hand: header of 32 bytes, record of 48, then columns one after the other."""
+    row = replace(trajectory_of(prompt_of(4), session=0, length=3, versions=(6, 7)), extra={})
+    blob = pack([row])
+    assert blob[:4] == b"VFTJ"
+    assert struct.unpack("<H", blob[4:6]) == (1,)
+    assert struct.unpack("<I", blob[8:12]) == (1,)
+    assert struct.unpack("<Q", blob[24:32]) == (len(blob) - 32,)
+    ordinal, session, index, prompt, response, segments = struct.unpack("<q5I", blob[32:60])
+    assert (ordinal, session, index, prompt, response, segments) == (4, 0, 0, 3, 3, 2)
+    assert struct.unpack("<4i", blob[80:96]) == (6, 1, 7, 2)  # version 6 for one token, version 7 for two
+    assert struct.unpack("<3i", blob[96:108]) == (0, 1, 2)  # the prompt
+    assert np.frombuffer(blob[108:120], np.int32).tolist() == row.response_ids.tolist()
+    assert blob[120:132] == row.rollout_log_probs.tobytes()
+    assert blob[132:135] == b"\1\0\1"
+    assert blob[135:167].decode() == row.uid
+    assert len(blob) % 8 == 0
+
+
+@given(st.data())
+def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
+    blob = bytearray(pack([trajectory_of(prompt_of(1), session=1)]))
+    spare = {6, 7, 20, 21, 22, 23}  # bytes of the header that mean nothing
+    at = data.draw(st.integers(0, len(blob) - 1).filter(lambda at: at not in spare))
+    blob[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(StoreError):
+        unpack(bytes(blob))
+
+
+@given(st.integers(0, 10_000))
+def test_a_cut_row_is_noticed(length: int) -> None:
+    blob = pack([trajectory_of(prompt_of(1), session=0)])
+    with pytest.raises(StoreError, match="cut off"):
+        unpack(blob[: length % len(blob)])
+
+
+def test_foreign_bytes_and_other_versions_say_so() -> None:
+    blob = pack([trajectory_of(prompt_of(1), session=0)])
+    with pytest.raises(StoreError, match="something else wrote it"):
+        unpack(b"PAR1" + blob[4:])
+    body = blob[HEADER.size :]
+    newer = HEADER.pack(b"VFTJ", FORMAT_VERSION + 1, 1, SCHEMA_CRC, zlib.crc32(body, 1), len(body)) + body
+    with pytest.raises(StoreError, match="same verl-flyte version"):
+        unpack(newer)
+    drifted = HEADER.pack(b"VFTJ", FORMAT_VERSION, 1, SCHEMA_CRC ^ 1, zlib.crc32(body, 1), len(body)) + body
+    with pytest.raises(StoreError, match="schema"):
+        unpack(drifted)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"response_ids": np.zeros(5, dtype=np.int64)}, "response_ids must be int32"),
+        ({"rollout_log_probs": np.zeros(5, dtype=np.float64)}, "rollout_log_probs must be float32"),
+        ({"response_mask": np.ones(5, dtype=np.uint8)}, "response_mask must be bool"),
+        ({"prompt_ids": np.zeros((1, 3), dtype=np.int32)}, "one axis"),
+        ({"response_mask": np.ones(4, dtype=np.bool_)}, "cover"),
+        ({"segments": (Segment(1, 4),)}, "cover"),
+        ({"extra": {"tensor": np.zeros(2)}}, "plain JSON"),
+    ],
+)
+def test_a_wrong_column_is_refused_before_it_is_stored(change: dict[str, object], message: str) -> None:
+    row = replace(trajectory_of(prompt_of(1), session=0), **change)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=message) as caught:
+        pack([row])
+    assert row.key in str(caught.value)
+
+
+def test_columns_of_a_slice_are_packed_by_value() -> None:
+    """A view with strides has the same values as its copy."""
+    row = trajectory_of(prompt_of(1), session=0, length=4)
+    strided = np.repeat(row.response_ids, 2)[::2]
+    assert not strided.flags.c_contiguous
+    assert unpack(pack([replace(row, response_ids=strided)]))[0].response_ids.tolist() == row.response_ids.tolist()

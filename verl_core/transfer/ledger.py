@@ -1,0 +1,16 @@
+"""Ledger: what the replay buffer reports, event by event; `record.Journal` keeps it on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+Event = Literal["served", "finished", "failed", "reissued", "claimed", "trained", "dropped"]
+
+
+class Ledger(Protocol):
+    """`served`, `claimed`, `trained` and `dropped` name base uids: per base uid there is one `served` and in the end
+    one `trained` or one `dropped`. `finished`, `failed` and `reissued` name the uid of the attempt."""
+
+    def record(self, event: Event, uids: Sequence[str], **detail: Any) -> None:
+        """Account for `uids`; `detail` is plain JSON."""
