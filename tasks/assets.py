@@ -1,0 +1,68 @@
+"""Data files and start policy, made once. Invariant: cached by where the result lies, which is a hash of the settings
+that decide its content; a result that was deleted since is made again, whatever the cache says.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from flytekit import Cache, task
+from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
+
+from tasks.literals import file_in_place, folder_in_place, location
+from tasks.ray_config import DRIVER
+from verl_core.config import RunConfig, from_dict
+from verl_core.trainer import assets
+
+MADE_ONCE = Cache(version="1", serialize=True, ignored_inputs=("config",))
+
+
+class DataFiles(NamedTuple):
+    """Parquet or JSONL in verl's columns; `val` may be empty."""
+
+    train: list[FlyteFile]
+    val: list[FlyteFile]
+
+
+@task(requests=DRIVER, cache=MADE_ONCE)
+def prepare_data(config: dict, key: str) -> DataFiles:
+    """Build the dataset of `data.prepare`, or name the files that are given."""
+    train, val = assets.data_files(from_dict(config))
+    return DataFiles([file_in_place(path) for path in train], [file_in_place(path) for path in val])
+
+
+@task(requests=DRIVER, cache=MADE_ONCE)
+def start_policy(config: dict, key: str) -> FlyteDirectory:
+    """Train the tiny policy of `warm_start`, or name the model folder that is given."""
+    return folder_in_place(assets.model_folder(from_dict(config)))
+
+
+def data_place(config: RunConfig) -> str:
+    """Where the data files lie once they are made."""
+    if config.data.prepare.task:
+        return assets.asset_folder(config, "data", config.data.prepare)
+    return " ".join([*config.data.train_files, "|", *config.data.val_files])
+
+
+def policy_place(config: RunConfig) -> str:
+    """Where the start policy lies once it is made."""
+    if config.warm_start.enable:
+        return assets.asset_folder(config, "policy", config.warm_start)
+    return config.actor_rollout_ref.model.path
+
+
+def with_assets(config: dict, data: DataFiles, policy: FlyteDirectory) -> RunConfig:
+    """The configuration that names data files and policy by their places."""
+    wanted = from_dict(config)
+    train, val, model = [location(f) for f in data.train], [location(f) for f in data.val], location(policy)
+    if not all(_is_there(path) for path in (*train, *val)):
+        train, val = assets.data_files(wanted)
+    if not _is_there(model):
+        model = assets.model_folder(wanted)
+    return assets.with_assets(wanted, train, val, model)
+
+
+def _is_there(path: str) -> bool:
+    return "://" in path or os.path.exists(path)

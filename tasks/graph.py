@@ -1,0 +1,26 @@
+"""The shape of a run's graph. Invariant: it stays small enough for the cluster's store, which keeps it as one object."""
+
+from __future__ import annotations
+
+from verl_core.config import RunConfig
+from verl_core.errors import ConfigError
+
+MAX_NODES = 400  # above some thousand nodes etcd refuses the object; the console is slow long before
+STAGES = 4
+
+
+def chunks_of(steps: range, config: RunConfig) -> list[tuple[int, int]]:
+    """(first, last) step of each node, or of each chain of four nodes when trainer.steps_per_node is 1.
+
+    Raises:
+        ConfigError: the graph would have more than MAX_NODES nodes; says which steps_per_node is enough.
+    """
+    size = config.trainer.steps_per_node
+    pieces = [(first, min(first + size, steps.stop) - 1) for first in range(steps.start, steps.stop, size)]
+    nodes = len(pieces) * (STAGES if size == 1 else 1)
+    if nodes > MAX_NODES:
+        raise ConfigError(
+            f"{len(steps)} steps with trainer.steps_per_node={size} make a graph of {nodes} nodes; a cluster keeps at "
+            f"most {MAX_NODES}. Set trainer.steps_per_node={max(2, -(-len(steps) // MAX_NODES))} or more."
+        )
+    return pieces

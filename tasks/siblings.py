@@ -1,0 +1,86 @@
+"""Siblings: the tasks that run at once in one local execution. Invariant: the first failure ends the wait for all.
+
+That is what propeller does on a cluster (FAIL_IMMEDIATELY): independent nodes run together, a failure aborts the rest.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_core.deadline import Deadline
+
+LONGEST_S = 24 * 3600.0  # no task of ours is meant to run for longer than a day
+_GLANCE_S = 1.0
+
+
+@dataclass(eq=False)
+class Flight:
+    """One started task: its name for messages, and what it will give."""
+
+    name: str
+    result: cf.Future[Any] = field(default_factory=cf.Future)
+
+
+class Siblings:
+    """The flights of this process."""
+
+    def __init__(self) -> None:
+        self._flights: list[Flight] = []
+        self._lock = threading.Lock()
+
+    def launch(self, name: str, body: Callable[[], Any]) -> Flight:
+        """Run `body` in a thread of its own and return at once."""
+        flight = Flight(name)
+        with self._lock:
+            self._flights.append(flight)
+        # A daemon: after a failure the process must be able to end while a sibling is still in its work.
+        threading.Thread(target=_fly, args=(flight, body), daemon=True, name=f"flyte-{name}").start()
+        return flight
+
+    def wait(self, flight: Flight, seconds: float = LONGEST_S) -> Any:
+        """What the flight gives.
+
+        Raises:
+            DeadlineExceeded: it took longer than `seconds`.
+            BaseException: its own error, or that of the sibling that failed first.
+        """
+        deadline = Deadline(f"the streaming task {flight.name}", seconds, self.state)
+        while not flight.result.done():
+            pending = [other.result for other in self._open() if not other.result.done()]
+            cf.wait(pending, timeout=min(_GLANCE_S, deadline.left), return_when=cf.FIRST_COMPLETED)
+            self._raise_failure()
+            deadline.check()
+        self._raise_failure()
+        return flight.result.result()
+
+    def state(self) -> str:
+        """Which tasks run, have ended, or failed."""
+        return ", ".join(f"{flight.name}: {_state_of(flight.result)}" for flight in self._open()) or "no task runs"
+
+    def _open(self) -> list[Flight]:
+        with self._lock:
+            return list(self._flights)
+
+    def _raise_failure(self) -> None:
+        for flight in self._open():
+            if flight.result.done() and (error := flight.result.exception()) is not None:
+                with self._lock:
+                    self._flights.clear()  # the execution is over; the next one in this process starts clean
+                raise error
+
+
+def _fly(flight: Flight, body: Callable[[], Any]) -> None:
+    try:
+        flight.result.set_result(body())
+    except BaseException as error:  # noqa: BLE001  whatever ends the thread must reach the thread that waits
+        flight.result.set_exception(error)
+
+
+def _state_of(result: cf.Future[Any]) -> str:
+    if not result.done():
+        return "running"
+    return "ended" if result.exception() is None else f"failed with {result.exception()!r}"

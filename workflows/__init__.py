@@ -1,0 +1,1 @@
+"""Flyte workflows: the wiring of tasks, and nothing else."""

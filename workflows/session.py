@@ -1,0 +1,58 @@
+"""session: the graph of a run, sized by its configuration: hold_cluster beside begin -> steps -> finish, then release."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flytekit import dynamic
+from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
+
+from tasks.assets import with_assets
+from tasks.cluster import hold_cluster, release
+from tasks.graph import chunks_of, planned_steps
+from tasks.ray_config import DRIVER, ray_config
+from tasks.ray_job import RayTaskConfig
+from tasks.step_tasks import PER_TASK, SHARED
+from tasks.streaming import StreamingRayConfig
+from verl_core.config import RunConfig, to_dict
+
+
+class TrainResult(NamedTuple):
+    """summary.json, report.html, folder of the last checkpoint, steps done, and seconds the Ray cluster was held."""
+
+    summary: FlyteFile
+    report: FlyteFile
+    checkpoint: FlyteDirectory
+    steps: int
+    held_s: float
+
+
+@dynamic(requests=DRIVER)
+def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: FlyteDirectory) -> TrainResult:
+    """All nodes of the run. The holder has no edge to the steps: they run at the same time."""
+    ready = with_assets(config, train, val, policy)
+    literal, held = to_dict(ready), 0.0
+    if ready.ray.mode == "shared":
+        size = ray_config(ready.ray, StreamingRayConfig)
+        held = hold_cluster(config=literal).with_overrides(node_name="cluster", task_config=size)
+    done = steps_graph(ready, literal)
+    return TrainResult(done.summary, done.report, done.checkpoint, release(config=literal, after=done.steps), held)
+
+
+def steps_graph(ready: RunConfig, literal: dict) -> Any:
+    """begin, then four nodes per step or one node per chunk of steps, then finish; gives the outputs of finish."""
+    shared = ready.ray.mode == "shared"
+    nodes = SHARED if shared else PER_TASK
+    extra: dict[str, Any] = {} if shared else {"task_config": ray_config(ready.ray, RayTaskConfig)}
+    config, note = nodes.begin(config=literal).with_overrides(node_name="begin", **extra)
+    for first, last in chunks_of(planned_steps(ready), ready):
+        if ready.trainer.steps_per_node > 1:
+            name = f"steps-{first:06d}-{last:06d}"
+            done = nodes.steps(config=config, first=first, last=last, after=note)
+            note = done.with_overrides(node_name=name, **extra).note
+            continue
+        for stage in (nodes.rollout, nodes.reward, nodes.advantage, nodes.update):
+            done = stage(config=config, step=first, after=note)
+            note = done.with_overrides(node_name=f"{stage.__name__}-{first:06d}", **extra).note
+    return nodes.finish(config=config, after=note).with_overrides(node_name="finish", **extra)
