@@ -48,8 +48,7 @@ def test_two_attempts_of_one_row_in_the_weights_are_seen() -> None:
         history(
             ("served", "a", {"step": 1}),
             ("reissued", "a2", {"base_uids": ["a"]}),
-            ("trained", "a", {"step": 1}),
-            ("trained", "a2", {"step": 1}),
+            ("trained", "a a2", {"step": 1}),
         )
     )
     assert (result.trained, result.trained_twice, result.twice_uids, result.exact) == (1, 1, ("a",), False)

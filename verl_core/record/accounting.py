@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from verl_core.record.journal import Event, Journal, read_events
 from verl_core.record.rundir import RunDir
 
-_OUTCOMES = ("claimed", "trained", "dropped")
-
 
 @dataclass(frozen=True)
 class Accounting:
@@ -62,8 +60,9 @@ class _Row:
     served: int = 0  # number of the serving event in the lineage; 0 = not in the lineage
     ever_served: bool = False
     serving_step: int | None = None
-    claim: tuple[str, int] | None = None  # uid, step
-    trained: set[tuple[str, int]] = field(default_factory=set)
+    claim: int | None = None  # step
+    trained: set[int] = field(default_factory=set)  # steps
+    doubled: set[int] = field(default_factory=set)  # steps whose mark names two attempts of the row
     drop: tuple[str, int | None, int] | None = None  # reason, step, event number
 
     @property
@@ -92,21 +91,22 @@ class _Lineage:
         else:
             self.is_over = False
             bases = event.detail.get("base_uids") or [self.bases.get(uid, uid) for uid in event.uids]
-            for uid, base in zip(event.uids, bases, strict=True):
-                self.bases[uid] = base
-                self._mark(self.rows.setdefault(base, _Row()), uid, event)
+            self.bases.update(zip(event.uids, bases, strict=True))
+            for base, times in Counter(bases).items():
+                self._mark(self.rows.setdefault(base, _Row()), event, times)
 
-    def _mark(self, row: _Row, uid: str, event: Event) -> None:
+    def _mark(self, row: _Row, event: Event, times: int) -> None:
         step = event.detail.get("step")
         if event.kind == "served":
             row.ever_served, row.serving_step = True, step
         if row.ever_served and not row.served:
             row.served = event.number
         if event.kind == "claimed":
-            row.claim = (uid, int(step or 0))
+            row.claim = int(step or 0)
         elif event.kind == "trained":
-            done = int(step if step is not None else row.claim[1] if row.claim else 0)
-            row.trained.add((uid, done))
+            done = int(step if step is not None else row.claim or 0)
+            row.trained.add(done)
+            row.doubled |= {done} if times > 1 else set()
             self.last_trained = max(self.last_trained, done)
         elif event.kind == "dropped":
             row.drop = (str(event.detail.get("reason", "no reason given")), step, event.number)
@@ -115,10 +115,11 @@ class _Lineage:
         self.is_over = False
         self.last_trained = min(self.last_trained, step)
         for row in self.rows.values():
-            row.trained = {mark for mark in row.trained if mark[1] <= step}
+            row.trained = {done for done in row.trained if done <= step}
+            row.doubled &= row.trained
             if row.drop is not None and _is_void(row.drop[2], row.drop[1], step, position):
                 row.drop = None
-            if row.claim is not None and row.claim[1] > step:
+            if row.claim is not None and row.claim > step:
                 row.claim = None
             if row.claim is not None and not row.settled:
                 row.trained.add(row.claim)
@@ -141,9 +142,9 @@ def account(events: Iterable[Event]) -> Accounting:
     lost = sorted(
         base
         for base, row in open_rows.items()
-        if lineage.is_over or (row.claim is not None and row.claim[1] < lineage.last_trained)
+        if lineage.is_over or (row.claim is not None and row.claim < lineage.last_trained)
     )
-    twice = sorted(base for base, row in rows.items() if len(row.trained) > 1)
+    twice = sorted(base for base, row in rows.items() if len(row.trained) > 1 or row.doubled)
     return Accounting(
         served=len(rows),
         trained=sum(bool(row.trained) for row in rows.values()),

@@ -250,6 +250,7 @@ class CheckpointStore:
             return
         doomed = self._rundir.local / FOLDER / disk.temp_name(name)
         os.rename(self._rundir.local / path, doomed)
+        disk.sync(doomed.parent)
         disk.remove_tree(doomed)
 
 

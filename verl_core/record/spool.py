@@ -17,7 +17,7 @@ from verl_core.record.canonical import compact
 from verl_core.record.prompts import prompt_from_json, prompt_to_json
 from verl_core.record.rundir import RunDir
 from verl_core.transfer.codec import pack, unpack
-from verl_core.transfer.replay_buffer import Group
+from verl_core.transfer.flight import Group
 
 _FRAME = struct.Struct("<II")  # payload bytes, CRC of the payload
 _HEAD = struct.Struct("<I")  # bytes of the JSON head
