@@ -32,6 +32,14 @@ def prepare_settings_are_read(facts: Facts) -> Iterator[str]:
 
 
 @check
+def a_prepared_file_has_a_verifier(facts: Facts) -> Iterator[str]:
+    """A task brings its verifier, a file does not."""
+    prepare = facts.config.data.prepare
+    if prepare.file and not prepare.data_source:
+        yield "data.prepare.data_source: data.prepare.file needs the name that picks the verifier, such as gsm8k"
+
+
+@check
 def prepared_rows_fill_a_batch(facts: Facts) -> Iterator[str]:
     """The training set holds at least one batch."""
     data = facts.config.data

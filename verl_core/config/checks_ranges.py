@@ -71,6 +71,7 @@ RANGES: dict[str, Range] = {
     f"{_ACTOR}.entropy_coeff": Range(),
     f"{_ACTOR}.kl_loss_coef": _NATURAL,
     f"{_ACTOR}.grad_clip": _POSITIVE,
+    f"{_ACTOR}.call_timeout_s": _POSITIVE,
     f"{_ACTOR}.optim.lr": _NATURAL,
     f"{_ACTOR}.optim.weight_decay": _NATURAL,
     f"{_ACTOR}.optim.betas": _BETA,

@@ -51,6 +51,7 @@ class ActorConfig:
     kl_loss_type: as algorithm.kl_penalty.
     grad_clip: maximal global gradient norm.
     shuffle: whether mini-batches are drawn in an order seeded by (trainer.seed, step, epoch).
+    call_timeout_s: budget of one call to the policy ranks (log-probs, update, save) and of their collectives.
     """
 
     ppo_mini_batch_size: int = 32
@@ -69,6 +70,7 @@ class ActorConfig:
     kl_loss_type: str = "low_var_kl"
     grad_clip: float = 1.0
     shuffle: bool = False
+    call_timeout_s: float = 3600.0
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     @property

@@ -13,7 +13,8 @@ class PrepareConfig:
     Attributes:
         task: name of a `reasoning-gym` task, or `one_digit_sums` (the quickstart's own).
         file: or a file of questions and answers (parquet or JSONL), turned into the trainer's format.
-        config: the task's own settings. For a file: question_key, answer_key, data_source.
+        config: the task's own settings. For a file: `question_key` and `answer_key`, the names of its columns.
+        data_source: picks the verifier; empty = the task's own. A file has none of its own.
         train_size, val_size: rows.
         system_prompt: put before every question when not empty.
     """
@@ -21,6 +22,7 @@ class PrepareConfig:
     task: str = ""
     file: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+    data_source: str = ""
     train_size: int = 0
     val_size: int = 0
     seed: int = 1

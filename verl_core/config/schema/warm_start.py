@@ -12,7 +12,8 @@ class WarmStartConfig:
 
     Attributes:
         enable: build and train the model before the run.
-        target_accuracy: training stops when a sample at temperature 1 is right with this probability, over the whole task.
+        target_accuracy: training stops when a sample at temperature 1 is right with this probability, over the whole
+        task.
         steps: optimizer steps of supervised fine-tuning at most.
         task_share: share of the task's distinct prompts that is taught; the rest is left to reinforcement learning.
         batch_size: rows per step.

@@ -1,0 +1,147 @@
+"""PromptStream: rows to prompts, forever. Invariant: what is served depends on the ordinal, not on how it was reached.
+
+Any split of takes gives the same sequence, and a restored stream goes on exactly where the saved one stood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from verl_core.data.order import ServingOrder
+from verl_core.data.row import DatasetRow, PromptRow
+from verl_core.data.uid import uid_of
+from verl_core.errors import CheckpointError
+from verl_core.trajectory import Prompt
+
+
+class PromptStream:
+    """Serves prompts by number.
+
+    Args:
+        rows: tokenized rows.
+        batch_size: prompts of a step; an epoch is a whole number of them.
+        seed: of the order and of the uids.
+        shuffle: False = file order in every epoch.
+        n: sessions of each prompt.
+        greedy: whether the prompts ask for argmax decoding.
+        name: keeps the uids of two streams apart.
+
+    Raises:
+        DataError: the rows do not fill one batch.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[PromptRow],
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        n: int,
+        greedy: bool = False,
+        name: str = "train",
+    ) -> None:
+        self.rows, self.batch_size, self.seed, self.shuffle = tuple(rows), batch_size, seed, shuffle
+        self.n, self.greedy, self.name = n, greedy, name
+        self._order = ServingOrder(len(self.rows), batch_size, seed, shuffle)
+        self._ordinal = 0
+        self._fingerprint = fingerprint(self.rows)
+
+    @property
+    def ordinal(self) -> int:
+        """Number of the next prompt, from 0 over all epochs."""
+        return self._ordinal
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next prompt, from 0."""
+        return self._order.epoch_of(self._ordinal)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in an epoch."""
+        return self._order.per_epoch // self.batch_size
+
+    def take(self, count: int, step: int) -> list[Prompt]:
+        """The next `count` prompts, for global step `step`."""
+        if count < 1:
+            raise ValueError(f"take at least one prompt, not {count}")
+        taken = [self._prompt(ordinal, step) for ordinal in range(self._ordinal, self._ordinal + count)]
+        self._ordinal += count
+        return taken
+
+    def row_at(self, ordinal: int) -> DatasetRow:
+        """The row that is served as number `ordinal`."""
+        return self.rows[self._order.row_of(ordinal)].source
+
+    def seek(self, ordinal: int) -> None:
+        """Make `ordinal` the next one."""
+        if ordinal < 0:
+            raise ValueError(f"ordinals start at 0, got {ordinal}")
+        self._ordinal = ordinal
+
+    def reissue(self, prompt: Prompt) -> Prompt:
+        """The same prompt once more: next attempt, new uid, same base_uid."""
+        attempt = prompt.attempt + 1
+        return replace(prompt, attempt=attempt, uid=uid_of(self.seed, prompt.ordinal, attempt, self.name))
+
+    def state(self) -> dict[str, Any]:
+        """Position and what it is a position in, as JSON values; for the checkpoint."""
+        return {"ordinal": self._ordinal, **self._identity()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`.
+
+        Raises:
+            CheckpointError: the state belongs to other rows, another order, or another batch size.
+        """
+        identity = self._identity()
+        if missing := {"ordinal", *identity} - set(state):
+            raise CheckpointError(f"the data position lacks {', '.join(sorted(missing))}; the checkpoint is broken")
+        different = [f"{key}: {state[key]} -> {value}" for key, value in identity.items() if state[key] != value]
+        if different:
+            raise CheckpointError(
+                f"the data position belongs to other data or another order ({'; '.join(different)}); resume with the"
+                " data the run started with, or start a new run"
+            )
+        self.seek(int(state["ordinal"]))
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "rows": len(self.rows),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "fingerprint": self._fingerprint,
+        }
+
+    def _prompt(self, ordinal: int, step: int) -> Prompt:
+        row = self.rows[self._order.row_of(ordinal)]
+        uid = uid_of(self.seed, ordinal, 0, self.name)
+        return Prompt(
+            uid=uid,
+            base_uid=uid,
+            attempt=0,
+            row=row.source.row,
+            ordinal=ordinal,
+            step=step,
+            n=self.n,
+            token_ids=row.token_ids,
+            data_source=row.source.data_source,
+            ground_truth=row.source.ground_truth,
+            messages=row.source.messages,
+            extra_info=row.source.extra_info,
+            greedy=self.greedy,
+        )
+
+
+def fingerprint(rows: Sequence[PromptRow]) -> str:
+    """Hex digest of the prompts' ids and row numbers, in order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{row.source.row}:{len(row.token_ids)}:".encode())
+        digest.update(row.token_ids.astype("<i4").tobytes())
+    return digest.hexdigest()
