@@ -25,7 +25,7 @@ def published(final: Path) -> Iterator[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
         yield scratch
-        scratch.chmod(0o755)  # mkdtemp makes it private; a published model is for everyone the parent is for
+        _open_to_readers(scratch)
         _sync(scratch)
         _swap(scratch, final)
     finally:
@@ -39,6 +39,13 @@ def weights_file_sha256(folder: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Scratch folders and safetensors files are made private; a published model is for whoever may enter its parent."""
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _sync(folder: Path) -> None:
