@@ -38,8 +38,9 @@ $(STAMP): requirements/cpu.lock requirements/check.py
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	  { echo "Python 3.11 or 3.12 is needed: rm -r $(VENV), then make env PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps $(PIP_ARGS) -r requirements/cpu.lock
-	$(PY) requirements/check.py
+	@echo 'installing the packages of requirements/cpu.lock into $(VENV): some minutes'
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-input --no-deps $(PIP_ARGS) -r requirements/cpu.lock
+	@$(PY) requirements/check.py
 	@touch $@
 
 lock: ## write requirements/cpu.lock anew from what .venv holds
@@ -73,13 +74,13 @@ explain: env ## print the resolved CONFIG and where each key came from
 	@$(PY) -m verl_core.config $(CONFIG) --overrides '$(OVERRIDES)'
 
 equivalence: env ## every path to the same weights, out/equivalence.json
-	$(PY) benchmarks/equivalence.py
+	$(PY) -m benchmarks.equivalence
 
 crash-test: env ## twenty SIGKILLs and resumes, out/crash.json
-	$(PY) benchmarks/crash_test.py
+	$(PY) -m benchmarks.crash_test
 
 bench-core: env ## the costs of the core, out/bench_core.json
-	$(PY) benchmarks/bench_core.py
+	$(PY) -m benchmarks.bench_core
 
 package: env ## package the workflows for a cluster, out/flyte-package.tgz
 	@mkdir -p out

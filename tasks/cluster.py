@@ -21,7 +21,6 @@ from tasks.streaming import StreamingRayConfig
 from verl_core.config import from_dict
 from verl_core.config.schema import RayConfig
 from verl_core.deadline import Deadline
-from verl_core.trainer.open import close_trainer
 
 _POLL_S = 2.0
 
@@ -48,6 +47,8 @@ def hold_cluster(config: dict) -> float:
 @task(requests=SUBMITTER)
 def release(config: dict, after: int) -> int:
     """The run is over: end its actors and let the cluster go. `after`, the last step, puts this node behind it."""
+    from verl_core.trainer.open import close_trainer
+
     typed = from_dict(config)
     if is_local():
         close_trainer(typed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tasks.literals import StageNote
 from tasks.place import execution_name, is_local
@@ -17,9 +18,10 @@ from tasks.rendezvous import Pulse, Rendezvous
 from verl_core.config import RunConfig, from_dict
 from verl_core.errors import RecordError, ResourceError
 from verl_core.record.rundir import RunDir
-from verl_core.trainer.open import open_trainer, run_root
-from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.ray_session import start_ray
+
+if TYPE_CHECKING:  # seconds of imports that a graph's compilation and a refused configuration do without
+    from verl_core.trainer.ppo import PPOTrainer
 
 ATTEMPTS = 4  # Ray Client's server fails to start in one of four connects on a loaded head
 CLUSTER_UP_S = 3600.0  # pods of a GPU cluster wait for nodes and pull images
@@ -37,6 +39,8 @@ def trainer_of(config: dict, after: StageNote) -> Iterator[PPOTrainer]:
         RecordError: the run directory holds something else than what the node before recorded.
         ResourceError, DeadlineExceeded: the cluster cannot be reached or is not there.
     """
+    from verl_core.trainer.open import open_trainer
+
     typed = from_dict(config)
     with connected(typed), open_trainer(typed, None if is_local() else execution_name()) as trainer:
         confirm(trainer, after)
@@ -57,6 +61,8 @@ def connected(config: RunConfig) -> Iterator[None]:
 
 def rendezvous_of(config: RunConfig) -> Rendezvous:
     """Where the nodes of this execution meet."""
+    from verl_core.trainer.open import run_root
+
     return Rendezvous(RunDir(run_root(config)), execution_name())
 
 

@@ -13,7 +13,7 @@ from tasks.literals import StageNote, file_in_place, folder_in_place
 from tasks.ray_config import DRIVER, SUBMITTER
 from tasks.stage_jobs import CLUSTER
 from tasks.stages import LIMIT, RETRIES
-from verl_core.trainer.finish import finish_run
+from verl_core.record.rundir import REPORT
 
 
 class Finished(NamedTuple):
@@ -39,10 +39,12 @@ def finish_job(config: dict, after: StageNote) -> Finished:
 
 
 def _finish(config: dict, after: StageNote) -> Finished:
+    from verl_core.trainer.finish import SUMMARY
+    from verl_core.trainer.finish import finish as summarise
+
     with trainer_of(config, after) as trainer:
         trainer.end()
-        done = finish_run(trainer.session)
-        Deck("Training", trainer.session.run.read(REPORT).decode())
-        return Finished(
-            file_in_place(SUMMARY), file_in_place(done.report), folder_in_place(done.checkpoint), done.steps
-        )
+        summary, run = summarise(trainer.session), trainer.session.run
+        Deck("Training", run.read(REPORT).decode())
+        checkpoint = folder_in_place(after.checkpoint)  # the last step always leaves one
+        return Finished(file_in_place(run.url(SUMMARY)), file_in_place(summary.report), checkpoint, summary.steps)

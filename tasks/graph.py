@@ -1,4 +1,4 @@
-"""The shape of a run's graph. Invariant: it stays small enough for the cluster's store, which keeps it as one object."""
+"""The shape of a run's graph. Invariant: it stays small enough for the cluster, which keeps its state as one object."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from verl_core.errors import ConfigError
 
 MAX_NODES = 400  # above some thousand nodes etcd refuses the object; the console is slow long before
 STAGES = 4
+
+
+def planned_steps(config: RunConfig) -> range:
+    """The steps of the whole run, those included that an earlier attempt finished: their nodes give back what is there.
+
+    Raises:
+        DataError, ModelError, CheckpointError: data, model folder or start checkpoint cannot be used.
+    """
+    from verl_core.data.dataset import training_stream
+    from verl_core.data.tokenizer import load_tokenizer
+    from verl_core.record.rundir import RunDir
+    from verl_core.trainer.open import run_root
+    from verl_core.trainer.past import start_checkpoint
+    from verl_core.trainer.prompts import total_steps
+
+    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+    total = total_steps(config, training_stream(config, config.data.train_files, tokenizer))
+    start = start_checkpoint(RunDir(run_root(config)), config)
+    return range(1 if start is None else start.step + 1, total + 1)
 
 
 def chunks_of(steps: range, config: RunConfig) -> list[tuple[int, int]]:

@@ -39,6 +39,10 @@ class RewardError(VerlError):
     """Scoring failed for more samples than the error budget allows, or the reward function cannot be loaded."""
 
 
+class PolicyError(VerlError):
+    """The policy workers cannot go on: a number is not finite, a rank died, or an update was left half done."""
+
+
 class WeightError(VerlError):
     """Published weights are incomplete, of the wrong shape, or do not match their checksum."""
 
@@ -49,6 +53,10 @@ class CheckpointError(VerlError):
 
 class RecordError(VerlError):
     """The run directory is in use by another run, or one of its files is missing or damaged."""
+
+
+class GateError(VerlError):
+    """A finished run did not reach the score that it must have to be promoted."""
 
 
 class DeadlineExceeded(VerlError):

@@ -1,4 +1,4 @@
-"""session: the graph of a run, sized by its configuration: hold_cluster beside begin -> steps -> finish, then release."""
+"""session: the graph of a run, sized by its configuration: hold_cluster beside begin, steps, finish; then release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flytekit import dynamic
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from tasks.assets import with_assets
+from tasks.assets import DataFiles, with_assets
 from tasks.cluster import hold_cluster, release
 from tasks.graph import chunks_of, planned_steps
 from tasks.ray_config import DRIVER, ray_config
@@ -31,7 +31,7 @@ class TrainResult(NamedTuple):
 @dynamic(requests=DRIVER)
 def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: FlyteDirectory) -> TrainResult:
     """All nodes of the run. The holder has no edge to the steps: they run at the same time."""
-    ready = with_assets(config, train, val, policy)
+    ready = with_assets(config, DataFiles(train, val), policy)
     literal, held = to_dict(ready), 0.0
     if ready.ray.mode == "shared":
         size = ray_config(ready.ray, StreamingRayConfig)

@@ -1,0 +1,36 @@
+"""Scoring a fixed checkpoint. Invariant: cached by the checkpoint's content and the configuration, never by a path."""
+
+from __future__ import annotations
+
+import hashlib
+
+from flytekit import Cache, task
+
+from tasks.ray_config import SUBMITTER
+from tasks.stage_jobs import CLUSTER
+from tasks.stages import LIMIT, RETRIES
+from verl_core.config import from_dict
+from verl_core.record.manifest import NAME as MANIFEST
+from verl_core.record.rundir import RunDir
+
+BY_CONTENT = Cache(version="1", serialize=True, ignored_inputs=("checkpoint",))
+
+
+@task(task_config=CLUSTER, requests=SUBMITTER, retries=RETRIES, timeout=LIMIT, cache=BY_CONTENT)
+def score_checkpoint(config: dict, checkpoint: str, content: str) -> dict[str, float]:
+    """Validation metrics of a checkpoint folder, or of the start policy when `checkpoint` is empty."""
+    from verl_core.trainer.evaluate import evaluate
+
+    return evaluate(from_dict(config), checkpoint)
+
+
+def content_of(checkpoint: str) -> str:
+    """Digest of a checkpoint: that of its manifest, which holds the hash of each of its files.
+
+    Raises:
+        RecordError: there is no whole checkpoint at this path or URL.
+    """
+    if not checkpoint:
+        return "start policy"
+    root, _, name = checkpoint.rstrip("/").rpartition("/")
+    return hashlib.sha256(RunDir(root or ".").read(f"{name}/{MANIFEST}")).hexdigest()

@@ -1,0 +1,44 @@
+"""Launch plans: what runs on a schedule. Invariant: every input has a default, else a schedule fails when it fires."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from flytekit import CronSchedule, LaunchPlan
+
+from workflows.promotion import train_and_promote
+
+# Replaced by the time of the kickoff when the schedule fires; used as it is when the plan is launched by hand.
+BY_HAND = datetime(2000, 1, 1)
+
+nightly = LaunchPlan.get_or_create(
+    workflow=train_and_promote,
+    name="nightly_regression",
+    default_inputs={
+        "config": {"defaults": ["quickstart"]},
+        "overrides": ["trainer.experiment_name=nightly"],
+        "floor": 0.75,
+        "kickoff": BY_HAND,
+    },
+    schedule=CronSchedule(schedule="0 2 * * *", kickoff_time_input_arg="kickoff"),
+    max_parallelism=8,
+)
+
+weekly = LaunchPlan.get_or_create(
+    workflow=train_and_promote,
+    name="weekly_refresh",
+    default_inputs={
+        "config": {"defaults": ["quickstart"]},
+        # Longer, and from other data than the night's.
+        "overrides": [
+            "trainer.experiment_name=weekly",
+            "trainer.total_training_steps=200",
+            "data.prepare.seed=2",
+            "data.prepare.train_size=4096",
+        ],
+        "floor": 0.9,
+        "kickoff": BY_HAND,
+    },
+    schedule=CronSchedule(schedule="0 4 * * 0", kickoff_time_input_arg="kickoff"),
+    max_parallelism=8,
+)
