@@ -83,6 +83,11 @@ class TrainBatch:
         return np.diff(self.response_offsets)
 
     @property
+    def row_index(self) -> NDArray[np.int64]:
+        """int64, aligned with response_ids: the row of each response token."""
+        return np.repeat(np.arange(len(self)), self.response_lengths)
+
+    @property
     def group_index(self) -> NDArray[np.int64]:
         """int64 [B]: rows of one group share a number; numbers count up in order of first appearance."""
         seen: dict[str, int] = {}

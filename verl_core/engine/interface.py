@@ -44,11 +44,14 @@ class PolicyEngine(Protocol):
         """Publish the current weights for the servers."""
 
     def save(self, folder: str) -> None:
-        """Write model (HF safetensors, with config and tokenizer), optimizer, schedule, RNG and steps_done into an existing
-        empty local folder. The caller makes it visible atomically."""
+        """Write model (HF safetensors, with config and tokenizer), optimizer, schedule, RNG and steps_done into an
+        existing empty local folder. The caller makes it visible atomically."""
 
     def load(self, folder: str) -> None:
         """Inverse of `save`."""
+
+    def reset(self) -> None:
+        """Back to the start policy: weights of model.path, fresh optimizer and schedule, steps_done 0."""
 
     def weights_sha256(self) -> str:
         """Digest over names, dtypes, shapes and bytes of all trained parameters in name order."""

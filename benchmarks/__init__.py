@@ -1,0 +1,1 @@
+"""Measurements that `make` targets run; each writes its JSON afresh, with its goals."""

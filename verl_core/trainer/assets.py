@@ -1,0 +1,51 @@
+"""What a run needs before it starts: data files and a policy folder, found or made.
+
+Invariant: what is made lands under <default_local_dir>/assets/<kind>-<hash of its settings>, whole or not at all; the
+same settings give the same path, so a rerun finds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
+from verl_core.data.prepare import prepare
+from verl_core.errors import ConfigError
+
+
+def data_files(config: RunConfig) -> tuple[list[str], list[str]]:
+    """(train files, validation files), prepared now if data.prepare says so. See `verl_core.data.prepare`."""
+    if not config.data.prepare.task:
+        return config.data.train_files, config.data.val_files
+    prepared = prepare(config.data.prepare, asset_folder(config, "data", config.data.prepare))
+    return [prepared.train], [prepared.val] if prepared.val else []
+
+
+def model_folder(config: RunConfig) -> str:
+    """Folder of the start policy, warm-started now if warm_start.enable says so.
+
+    Raises:
+        ConfigError: neither a path nor a warm start is configured.
+    """
+    if config.warm_start.enable:
+        from verl_core.warm_start import warm_start
+
+        return warm_start(config.warm_start, asset_folder(config, "policy", config.warm_start)).path
+    if not config.actor_rollout_ref.model.path:
+        raise ConfigError("actor_rollout_ref.model.path is empty: name a model folder, or set warm_start.enable=true")
+    return config.actor_rollout_ref.model.path
+
+
+def with_assets(config: RunConfig, train: list[str], val: list[str], model: str) -> RunConfig:
+    """A copy of `config` that names the files and the folder."""
+    ready = from_dict(to_dict(config))
+    ready.data.train_files, ready.data.val_files = train, val
+    ready.actor_rollout_ref.model.path = model
+    return ready
+
+
+def asset_folder(config: RunConfig, kind: str, settings: object) -> str:
+    """Where an asset made from the dataclass `settings` belongs."""
+    digest = stable_hash(dataclasses.asdict(settings))[:12]  # type: ignore[call-overload]
+    return os.path.abspath(os.path.join(config.trainer.default_local_dir, "assets", f"{kind}-{digest}"))

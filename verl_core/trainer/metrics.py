@@ -1,0 +1,63 @@
+"""Numbers about a batch, named as verl names them where they mean the same. Invariant: only trained cells count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_core.batch import TrainBatch
+from verl_core.trajectory import Reward, Trajectory
+
+
+def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[str, float]:
+    """`{name}/mean`, `/max`, `/min`; nothing when there are no values."""
+    if values.size == 0:
+        return {}
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], max_response: int, seconds: float) -> dict[str, float]:
+    """Lengths, and tokens sampled per second of the generating stage.
+
+    response_length/clip_ratio is the share of responses that were cut by `max_response`.
+    """
+    responses = np.asarray([len(row.response_ids) for row in trajectories], dtype=np.int64)
+    prompts = np.asarray([len(row.prompt_ids) for row in trajectories], dtype=np.int64)
+    return {
+        **spread("response_length", responses),
+        **spread("prompt_length", prompts),
+        "response_length/clip_ratio": float((responses >= max_response).mean()),
+        "response/aborted_ratio": float((responses == 0).mean()),
+        "perf/rollout_tokens_per_s": float(responses.sum()) / max(seconds, 1e-9),
+    }
+
+
+def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
+    """`critic/score/*` over the rows that were scored; quarantined ones are counted apart."""
+    scores = np.asarray([reward.score for reward in rewards if not reward.quarantined], dtype=np.float32)
+    quarantined = sum(reward.quarantined for reward in rewards)
+    return {**spread("critic/score", scores), "reward/quarantined": float(quarantined)}
+
+
+def batch_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Rewards after KL, advantages, returns, and how far the trainer's probabilities are from the engine's."""
+    mask, rows = batch.response_mask, batch.row_index
+    sums = np.bincount(rows, weights=np.where(mask, batch.columns["token_rewards"], 0.0), minlength=len(batch))
+    trained = np.bincount(rows, weights=mask, minlength=len(batch)) > 0
+    drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
+    log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
+    return {
+        **spread("critic/rewards", sums[trained].astype(np.float32)),
+        **spread("critic/advantages", batch.columns["advantages"][mask]),
+        **spread("critic/returns", batch.columns["returns"][mask]),
+        "training/rollout_probs_diff_max": float(drift.max(initial=0.0)),
+        "training/rollout_probs_diff_mean": float(drift.mean()) if drift.size else 0.0,
+        "training/rollout_log_probs_diff_max": float(log_drift.max(initial=0.0)),
+        "actor/entropy": float(batch.columns["entropy"][mask].mean()) if mask.any() else 0.0,
+    }

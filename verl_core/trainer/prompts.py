@@ -1,0 +1,20 @@
+"""The run's prompt streams and its length."""
+
+from __future__ import annotations
+
+from verl_core.config import RunConfig
+from verl_core.data.dataset import training_stream, validation_stream
+from verl_core.data.stream import PromptStream
+from verl_core.data.tokenizer import ChatTokenizer
+
+
+def streams(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[PromptStream, PromptStream | None]:
+    """(training, validation or None). Raises DataError: see `verl_core.data.dataset`."""
+    train = training_stream(config, config.data.train_files, tokenizer)
+    return train, validation_stream(config, config.data.val_files, tokenizer)
+
+
+def total_steps(config: RunConfig, stream: PromptStream) -> int:
+    """Global steps of the whole run: as configured, else all epochs."""
+    given = config.trainer.total_training_steps
+    return given if given is not None else config.trainer.total_epochs * stream.steps_per_epoch

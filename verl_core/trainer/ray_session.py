@@ -1,0 +1,49 @@
+"""Connecting to Ray. Invariant: one lock around every `ray.init` of the process, one namespace per run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from verl_core.config.schema import RunConfig
+from verl_core.errors import ResourceError
+
+RAY_LOCK = threading.Lock()
+
+# A background thread that touches Ray after the run ended must not start a second cluster.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def namespace_of(config: RunConfig) -> str:
+    """Where the run's named actors live. Two runs on one cluster never see each other's."""
+    return f"verl-{config.trainer.experiment_name}"
+
+
+def start_ray(config: RunConfig, address: str | None = None) -> None:
+    """Connect this process to `address`, to RAY_ADDRESS, or to a private local Ray; nothing if it is connected already.
+
+    Never picks up a cluster that merely happens to be recorded on the host (a stale record hangs for minutes).
+
+    Raises:
+        ResourceError: the cluster cannot be reached.
+    """
+    import ray
+
+    with RAY_LOCK:
+        if ray.is_initialized():
+            return
+        where = address or os.environ.get("RAY_ADDRESS") or "local"
+        try:
+            ray.init(
+                address=where,
+                namespace=namespace_of(config),
+                include_dashboard=False if where == "local" else None,
+                log_to_driver=os.environ.get("VERL_RAY_LOGS", "0") == "1",
+                logging_level=logging.WARNING,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"cannot reach Ray at {where!r}: {error}. Check RAY_ADDRESS and RAY_AUTH_MODE, or unset both."
+            ) from error

@@ -1,0 +1,66 @@
+"""Bringing the policy to a step. Invariant: weights of step k are checkpoint j <= k plus the stored batches j+1..k,
+replayed; no token is sampled and no reward asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from verl_core.errors import CheckpointError
+from verl_core.record.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from verl_core.trainer.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+def bring_policy_to(session: Session, step: int) -> None:
+    """Rebuild the policy's state of the end of `step`.
+
+    Goes on from what the ranks hold when they are merely behind, else from the newest whole checkpoint not after
+    `step`, else from the start policy.
+
+    Raises:
+        CheckpointError: a batch in between was never stored, so the step cannot be rebuilt.
+    """
+    held = session.policy.steps_done()
+    if held > step or not _can_replay(session, held, step):
+        held = _load(session, step)
+    if not _can_replay(session, held, step):
+        missing = next(k for k in range(held + 1, step + 1) if session.files.finished("advantage", k) is None)
+        raise CheckpointError(
+            f"cannot rebuild step {step}: the newest whole checkpoint is of step {held}, step {missing} left no batch "
+            f"in {session.run.root}. Set trainer.resume_mode=resume_path with a later checkpoint, or start a new run."
+        )
+    for replayed in range(held + 1, step + 1):
+        _log.info("replaying the update of step %d from its stored batch", replayed)
+        session.policy.update(session.files.batch(replayed), replayed)
+
+
+def _can_replay(session: Session, start: int, step: int) -> bool:
+    return start <= step and all(
+        session.files.finished("advantage", replayed) is not None for replayed in range(start + 1, step + 1)
+    )
+
+
+def _load(session: Session, step: int) -> int:
+    """Load the best start point not after `step`; returns its step."""
+    checkpoint = _newest(session, step)
+    if checkpoint is None:
+        session.policy.reset()
+        return 0
+    session.policy.load(str(checkpoint.folder))
+    return checkpoint.step
+
+
+def _newest(session: Session, step: int) -> Checkpoint | None:
+    for candidate in sorted((known for known in session.checkpoints.steps() if known <= step), reverse=True):
+        try:
+            return session.checkpoints.open(candidate)
+        except CheckpointError as error:
+            _log.warning("checkpoint of step %d is broken and was skipped: %s", candidate, error)
+    if session.start_checkpoint is not None and session.start_checkpoint.step <= step:
+        return session.start_checkpoint
+    return None

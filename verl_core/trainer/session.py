@@ -1,0 +1,172 @@
+"""Session: one process' hold on a run: its folder, its journal and its actors.
+
+Invariant: the policy and the servers are brought to the asked-for step before they are used. What is missing or
+behind is rebuilt from the newest whole checkpoint and the stored batches after it, so that a fresh process (a Flyte
+node, a resume) and the process that never stopped do the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_core.algorithms.kl_control import KLController, build_kl_controller
+from verl_core.config import RunConfig
+from verl_core.data.stream import PromptStream
+from verl_core.data.tokenizer import ChatTokenizer
+from verl_core.engine.interface import PolicyEngine
+from verl_core.metrics import Tracker
+from verl_core.record.checkpoints import Checkpoint, CheckpointStore
+from verl_core.record.journal import Journal
+from verl_core.record.rundir import RunDir
+from verl_core.reward.interface import Scorer
+from verl_core.rollout.servers import Servers
+from verl_core.trainer.restore import bring_policy_to
+from verl_core.trainer.step_files import StepFiles
+from verl_core.trajectory import Prompt
+from verl_core.transfer.replay_buffer import ReplayBuffer
+
+STARTED = "training/started_unix_s"
+WORK = ("gen", "old_log_prob", "ref", "update_actor")  # generating and training; the rest of a step is overhead
+KL_STATE = "actor/reward_kl_penalty_coeff_next"
+
+
+class NoLedger:
+    """Validation prompts are not accounted for: they are asked again and again by design."""
+
+    def record(self, event: str, uids: Sequence[str], **detail: Any) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Session:
+    """Everything a stage needs. Built by `verl_core.trainer.open.open_trainer`.
+
+    Attributes:
+        start_checkpoint: where the run starts when trainer.resume_mode=resume_path, else None.
+        stream: training prompts; `validation`: the validation prompts, None without a validation set.
+        buffer, validation_buffer: separate books; validation prompts are not accounted for.
+    """
+
+    config: RunConfig
+    config_hash: str
+    total_steps: int
+    run: RunDir
+    files: StepFiles
+    journal: Journal
+    checkpoints: CheckpointStore
+    start_checkpoint: Checkpoint | None
+    stream: PromptStream
+    validation: PromptStream | None
+    tokenizer: ChatTokenizer
+    policy: PolicyEngine
+    servers: Servers
+    buffer: ReplayBuffer
+    validation_buffer: ReplayBuffer
+    scorer: Scorer
+    tracker: Tracker
+
+    # ---- where the run stands
+
+    @property
+    def start_step(self) -> int:
+        """Step of the weights that the run starts from: 0, or that of the checkpoint it was told to start from."""
+        return self.start_checkpoint.step if self.start_checkpoint is not None else 0
+
+    def first_open_step(self) -> int:
+        """The first step without a record."""
+        step = self.start_step + 1
+        while self.files.finished("update", step) is not None:
+            step += 1
+        return step
+
+    def note_resume(self) -> None:
+        """Tell the journal that what was claimed for unfinished steps is open again. Nothing on a fresh run."""
+        if self.journal.position > 0:
+            self.journal.resumed(self.first_open_step() - 1)
+
+    def saves_at(self, step: int) -> bool:
+        """Whether the step ends with a checkpoint: the last one always does."""
+        freq = self.config.trainer.save_freq
+        return step == self.total_steps or (freq > 0 and step % freq == 0)
+
+    def validates_at(self, step: int) -> bool:
+        """Whether the step ends with a validation."""
+        freq = self.config.trainer.test_freq
+        return self.validation is not None and freq > 0 and (step == self.total_steps or step % freq == 0)
+
+    # ---- prompts
+
+    def prompts_of(self, step: int) -> list[Prompt]:
+        """The step's prompts: a function of (data, seed, step) alone."""
+        size = self.config.data.train_batch_size
+        self.stream.seek((step - 1) * size)
+        return self.stream.take(size, step)
+
+    def validation_prompts(self, step: int) -> list[Prompt]:
+        """All validation prompts; their uids differ from step to step."""
+        if self.validation is None:
+            return []
+        rows = len(self.validation.rows)
+        self.validation.seek(step * rows)
+        return self.validation.take(rows, step)
+
+    def truth_of(self, ordinal: int, validation: bool = False) -> tuple[Any, dict[str, Any]]:
+        """(ground truth, extra info) of the row that was served at `ordinal`."""
+        stream = self.validation if validation else self.stream
+        if stream is None:
+            raise ValueError("there is no validation set")
+        row = stream.row_at(ordinal)
+        return row.ground_truth, row.extra_info
+
+    # ---- policy and servers
+
+    def restore(self, step: int) -> None:
+        """Bring the policy's weights to the end of `step`; one cheap call when they are there already."""
+        if self.policy.steps_done() != step:
+            bring_policy_to(self, step)
+
+    def wake_servers(self, version: int) -> None:
+        """Servers awake, serving `version`. The policy holds that version when they do not."""
+        if self.servers.version() != version:
+            self.servers.update_weights(self.policy.publish(version))
+        self.servers.wake()
+
+    def save_checkpoint(self, step: int) -> str:
+        """Checkpoint everything that changes; returns the folder's path or URL."""
+        state = {"stream": self.stream.state(), "kl": self.kl_control(step + 1).state_dict(), "step": step}
+        saved = self.checkpoints.save(step, lambda folder: self.policy.save(str(folder)), state)
+        return self.run.url(saved.path)
+
+    def kl_control(self, step: int) -> KLController:
+        """The controller of the KL in the reward as it stands before `step`: its value travels in the step's
+        numbers."""
+        control = build_kl_controller(self.config.algorithm.kl_ctrl)
+        if step - 1 > self.start_step:
+            known = self.files.metrics(step - 1, ("advantage",))
+            if KL_STATE in known:
+                control.load_state_dict({"kl_coef": known[KL_STATE]})
+        elif self.start_checkpoint is not None:
+            control.load_state_dict(self.start_checkpoint.extra["kl"])
+        return control
+
+    # ---- numbers
+
+    def step_clock(self, metrics: dict[str, float], tokens: int) -> dict[str, float]:
+        """Wall time from the start of the step's rollout to now, without validation, and what follows from it.
+
+        Args:
+            metrics: of all stages of the step; the rollout's carry when it started, maybe in another process.
+            tokens: prompt and response tokens of the step.
+        """
+        seconds = time.time() - metrics[STARTED] - metrics.get("timing_s/testing", 0.0)
+        worked = sum(metrics.get(f"timing_s/{part}", 0.0) for part in WORK)
+        return {
+            "timing_s/step": seconds,
+            "perf/time_per_step": seconds,
+            "perf/total_num_tokens": float(tokens),
+            "perf/throughput": tokens / seconds / self.config.world_size,
+            "perf/overhead_share": max(0.0, 1.0 - worked / seconds),
+        }

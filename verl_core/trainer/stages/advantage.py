@@ -1,0 +1,90 @@
+"""Stage 3. Invariant: old log-probs come from one frozen policy, the one the step's update starts from."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from verl_core.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from verl_core.algorithms.kl import KL_ESTIMATORS
+from verl_core.algorithms.kl_control import KLController
+from verl_core.algorithms.reward_kl import mean_kl, outcome_rewards, penalised_rewards
+from verl_core.batch import TrainBatch
+from verl_core.config.schema import AlgorithmConfig
+from verl_core.trainer.metrics import batch_metrics
+from verl_core.trainer.session import Session
+from verl_core.trainer.stage import StageOutput
+from verl_core.trajectory import Reward, Trajectory
+
+KL_COEF = "actor/reward_kl_penalty_coeff"
+
+
+def advantage(session: Session, step: int) -> StageOutput:
+    """Old and reference log-probs, token rewards, advantages; persists the training batch."""
+    batch = assemble(session.files.trajectories(step), session.files.rewards(step))
+    batch, metrics = _with_log_probs(session, batch)
+    started = time.perf_counter()
+    algorithm = session.config.algorithm
+    if algorithm.use_kl_in_reward:
+        batch, kl_metrics = penalised(batch, algorithm, session.kl_control(step))
+        metrics |= kl_metrics
+    else:
+        rewards = outcome_rewards(torch.from_numpy(batch.scores), batch.padded_mask())
+        batch = batch.with_column("token_rewards", batch.flat(rewards))
+    batch = with_advantages(batch, algorithm)
+    metrics |= batch_metrics(batch) | {"timing_s/adv": time.perf_counter() - started}
+    return session.files.save_batch(step, batch, metrics)
+
+
+def assemble(trajectories: list[Trajectory], rewards: list[Reward]) -> TrainBatch:
+    """The batch of a step. Rows whose reward was quarantined stay, with an all-False mask: they are not trained on
+    and do not enter their group's statistics."""
+    by_key = {reward.key: reward for reward in rewards}
+    batch = TrainBatch.from_trajectories(trajectories, [by_key[row.key].score for row in trajectories])
+    scored = np.asarray([not by_key[key].quarantined for key in batch.keys])
+    batch.response_mask = batch.response_mask & scored[batch.row_index]
+    return batch
+
+
+def penalised(
+    batch: TrainBatch, algorithm: AlgorithmConfig, control: KLController
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Token rewards with the KL to the reference paid at every token; moves `control`, whose new value the metrics
+    carry to the next step."""
+    mask = batch.padded_mask()
+    kl = KL_ESTIMATORS.get(algorithm.kl_penalty)(batch.padded("old_log_probs") - batch.padded("ref_log_probs"))
+    rewards = penalised_rewards(outcome_rewards(torch.from_numpy(batch.scores), mask), kl, mask, control.value)
+    current = mean_kl(kl, mask)
+    metrics = {"actor/reward_kl_penalty": current, KL_COEF: control.value}
+    control.update(current, rows=int(mask.any(dim=1).sum()))
+    metrics[f"{KL_COEF}_next"] = control.value
+    return batch.with_column("token_rewards", batch.flat(rewards)), metrics
+
+
+def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig) -> TrainBatch:
+    """The batch with columns `advantages` and `returns`, by the configured estimator."""
+    inputs = AdvantageInputs(
+        token_rewards=batch.padded("token_rewards"),
+        mask=batch.padded_mask(),
+        group_index=torch.from_numpy(batch.group_index),
+        norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+    )
+    result = ADVANTAGES.get(algorithm.adv_estimator)(inputs)
+    batch = batch.with_column("advantages", batch.flat(result.advantages))
+    return batch.with_column("returns", batch.flat(result.returns))
+
+
+def _with_log_probs(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+    started = time.perf_counter()
+    old = session.policy.old_log_probs(batch)
+    batch = batch.with_column("old_log_probs", old.log_probs)
+    if old.entropy is not None:
+        batch = batch.with_column("entropy", old.entropy)
+    metrics = {"timing_s/old_log_prob": time.perf_counter() - started}
+    if session.config.needs_reference:
+        started = time.perf_counter()
+        batch = batch.with_column("ref_log_probs", session.policy.ref_log_probs(batch).log_probs)
+        metrics["timing_s/ref"] = time.perf_counter() - started
+    return batch, metrics

@@ -1,0 +1,45 @@
+"""Stage 2. Invariant: every trajectory has a score or a named quarantine; a group without any score is dropped, with
+reasons."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from verl_core.reward.interface import Sample
+from verl_core.trainer.metrics import reward_metrics
+from verl_core.trainer.session import Session
+from verl_core.trainer.stage import StageOutput
+from verl_core.trajectory import Reward, Trajectory
+
+
+def reward(session: Session, step: int) -> StageOutput:
+    """Score the step's trajectories and persist the rewards.
+
+    Raises:
+        RewardError: more samples failed than reward.error_budget allows.
+    """
+    started = time.perf_counter()
+    trajectories = session.files.trajectories(step)
+    rewards = session.scorer.score(samples_of(session, trajectories))
+    metrics = {**reward_metrics(rewards), "timing_s/reward": time.perf_counter() - started}
+    return session.files.save_rewards(step, rewards, metrics)
+
+
+def samples_of(session: Session, trajectories: Sequence[Trajectory], validation: bool = False) -> list[Sample]:
+    """What the reward function sees: the decoded response, special tokens left out, beside the row's truth."""
+    texts = [session.tokenizer.decode(row.response_ids) for row in trajectories]
+    samples = []
+    for row, text in zip(trajectories, texts, strict=True):
+        truth, extra = session.truth_of(row.ordinal, validation)
+        samples.append(Sample(row.key, row.data_source, text, truth, {**extra, **row.extra}))
+    return samples
+
+
+def unscored_groups(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, str]:
+    """Uid of each group that has no score at all, with the first reason."""
+    failed = {reward.key: reward.reason for reward in rewards if reward.quarantined}
+    groups: dict[str, list[str]] = {}
+    for row in trajectories:
+        groups.setdefault(row.uid, []).append(row.key)
+    return {uid: failed[keys[0]] for uid, keys in groups.items() if all(key in failed for key in keys)}

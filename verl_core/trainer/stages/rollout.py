@@ -1,0 +1,52 @@
+"""Stage 1. Invariant: a group that settled is on disk before the stage waits for the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from verl_core.errors import RolloutError
+from verl_core.trainer.metrics import rollout_metrics
+from verl_core.trainer.session import STARTED, Session
+from verl_core.trainer.stage import StageOutput
+from verl_core.transfer.replay_buffer import Group
+
+
+def rollout(session: Session, step: int) -> StageOutput:
+    """Serve the step's prompts, wait for their groups, and persist the trajectories.
+
+    Groups that an earlier attempt of this step already finished are taken from its spool.
+
+    Raises:
+        DeadlineExceeded: nothing settled for trainer.v1.buffer.stall_timeout_s.
+        RolloutError: every group of the step failed for good.
+    """
+    begun, started = time.time(), time.perf_counter()
+    groups = _sample(session, step)
+    seconds = time.perf_counter() - started
+    trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)
+    if not trajectories:
+        raise RolloutError(
+            f"step {step}: no group finished; see the drops of this step in journal.jsonl for the reasons"
+        )
+    metrics = {
+        STARTED: begun,
+        "timing_s/gen": seconds,
+        "training/groups": float(len(groups)),
+        **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
+    }
+    output = session.files.save_trajectories(step, trajectories, metrics)
+    session.buffer.clear(groups)  # the file is durable: the rows have served their purpose
+    return output
+
+
+def _sample(session: Session, step: int) -> Sequence[Group]:
+    spool = session.files.spool(step)
+    prompts = session.prompts_of(step)
+    spooled = {group.prompt.base_uid: group for group in spool.read()}
+    missing = [prompt for prompt in prompts if prompt.base_uid not in spooled]
+    found: Sequence[Group] = []
+    if missing:
+        session.buffer.submit(missing)
+        found = session.buffer.sample(len(missing), step, on_arrival=spool.append)
+    return sorted([*spooled.values(), *found], key=lambda group: group.prompt.ordinal)

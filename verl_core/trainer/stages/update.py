@@ -1,0 +1,77 @@
+"""Stage 4. Invariant: update, checkpoint, publication (a hook of the mode), then the step record. The record is what
+makes a step done; the journal's `trained` marks follow it."""
+
+from __future__ import annotations
+
+import time
+
+from verl_core.record.step_record import StepRecord, code_version
+from verl_core.trainer.session import Session
+from verl_core.trainer.stage import StageOutput
+from verl_core.trainer.stages.reward import unscored_groups
+from verl_core.trainer.step_files import UpdateDraft
+from verl_core.trajectory import Reward, Trajectory
+
+
+def update(session: Session, step: int) -> UpdateDraft:
+    """Train the policy on the step's batch and checkpoint when due. Nothing says yet that the step is done."""
+    started = time.perf_counter()
+    metrics = session.policy.update(session.files.batch(step), step)
+    metrics["timing_s/update_actor"] = time.perf_counter() - started
+    checkpoint = ""
+    if session.saves_at(step):
+        started = time.perf_counter()
+        checkpoint = session.save_checkpoint(step)
+        metrics["timing_s/save_checkpoint"] = time.perf_counter() - started
+    return UpdateDraft(step, metrics, checkpoint)
+
+
+def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
+    """Write record and metrics of a step whose weights are published, settle the accounts of its groups, tell the
+    loggers."""
+    step = draft.step
+    trajectories, rewards = session.files.trajectories(step), session.files.rewards(step)
+    metrics = {**session.files.metrics(step), **draft.metrics}
+    metrics |= session.step_clock(metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories))
+    unscored = unscored_groups(trajectories, rewards)
+    trained = list(dict.fromkeys(row.uid for row in trajectories if row.uid not in unscored))
+    output = session.files.save_record(_record(session, draft, trajectories, rewards, trained, metrics), metrics)
+    for uid, reason in unscored.items():
+        session.journal.record("dropped", [uid], step=step, reason=f"reward: {reason}")
+    session.journal.record("trained", trained, step=step)
+    session.tracker.log(step, metrics)
+    return output
+
+
+def _record(
+    session: Session,
+    draft: UpdateDraft,
+    trajectories: list[Trajectory],
+    rewards: list[Reward],
+    trained: list[str],
+    metrics: dict[str, float],
+) -> StepRecord:
+    step = draft.step
+    inputs = [session.files.finished(stage, step) for stage in ("rollout", "reward", "advantage")]
+    seconds = metrics["timing_s/step"]
+    return StepRecord(
+        step=step,
+        version_in=step - 1,
+        version_out=step,
+        inputs={output.path.removeprefix(f"{session.run.root}/"): output.sha256 for output in inputs if output},
+        uids=tuple(trained),
+        config_hash=session.config_hash,
+        code_version=code_version(),
+        counts={
+            "groups": len({row.uid for row in trajectories}),
+            "rows": len(trajectories),
+            "tokens": sum(len(row.response_ids) for row in trajectories),
+            "quarantined": sum(reward.quarantined for reward in rewards),
+        },
+        timings={
+            name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")
+        },
+        device_seconds=seconds * session.config.world_size,
+        weights_sha256=draft.weights_sha256,
+        checkpoint=draft.checkpoint,
+    )

@@ -1,0 +1,156 @@
+"""StepFiles: what each stage of each step left in the run directory. Invariant: a stage is done when, and only when,
+its file is there; memory is only a shortcut to what was just written.
+
+    rollout -> trajectories.parquet    reward -> rewards.parquet    advantage -> batch.safetensors    update ->
+    record.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from verl_core.batch import TrainBatch
+from verl_core.record.batch_file import read_batch, write_batch
+from verl_core.record.rewards import read_rewards, write_rewards
+from verl_core.record.rundir import Published, RunDir
+from verl_core.record.spool import StepSpool
+from verl_core.record.step_record import StepRecord, write_metrics, write_step_record
+from verl_core.record.trajectories import read_trajectories, write_trajectories
+from verl_core.trainer.stage import StageName, StageOutput
+from verl_core.trajectory import Reward, Trajectory
+
+FILES: dict[StageName, str] = {
+    "rollout": "trajectories.parquet",
+    "reward": "rewards.parquet",
+    "advantage": "batch.safetensors",
+    "update": "record.json",
+}
+VALIDATION = "validation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDraft:
+    """An update that happened in the policy's memory and is not recorded yet."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint: str = ""
+    weights_sha256: str = ""
+
+
+class StepFiles:
+    """Args:
+    run: the run directory.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._memory: dict[tuple[StageName, int], Any] = {}
+        self._outputs: dict[tuple[StageName, int], StageOutput] = {}
+
+    def path(self, stage: StageName, step: int) -> str:
+        """Path of a stage's file inside the run directory."""
+        return f"{RunDir.step_dir(step)}/{FILES[stage]}"
+
+    def finished(self, stage: StageName, step: int) -> StageOutput | None:
+        """The stage's output if its file is there."""
+        if (stage, step) in self._outputs:
+            return self._outputs[stage, step]
+        if not self.run.exists(self.path(stage, step)):
+            return None
+        return self._read_note(stage, step)
+
+    def spool(self, step: int) -> StepSpool:
+        """Groups of the step that settled so far."""
+        return StepSpool(self.run, step)
+
+    def save_trajectories(self, step: int, rows: list[Trajectory], metrics: dict[str, float]) -> StageOutput:
+        """Publish the rollout's output; the spool has then served."""
+        written = write_trajectories(self.run, step, rows)
+        self.spool(step).remove()
+        return self._keep("rollout", step, rows, written, metrics)
+
+    def trajectories(self, step: int) -> list[Trajectory]:
+        """Rows in (ordinal, session, index) order."""
+        held = self._memory.get(("rollout", step))
+        return held if held is not None else read_trajectories(self.run, step)
+
+    def save_rewards(self, step: int, rewards: list[Reward], metrics: dict[str, float]) -> StageOutput:
+        """Publish the scores, aligned with the trajectories."""
+        return self._keep("reward", step, rewards, write_rewards(self.run, step, rewards), metrics)
+
+    def rewards(self, step: int) -> list[Reward]:
+        """Scores, aligned with the trajectories."""
+        held = self._memory.get(("reward", step))
+        return held if held is not None else read_rewards(self.run, step)
+
+    def save_batch(self, step: int, batch: TrainBatch, metrics: dict[str, float]) -> StageOutput:
+        """Publish what the update needs beyond the trajectories."""
+        return self._keep("advantage", step, batch, write_batch(self.run, step, batch), metrics)
+
+    def batch(self, step: int) -> TrainBatch:
+        """The whole batch of the step."""
+        held = self._memory.get(("advantage", step))
+        return held if held is not None else read_batch(self.run, step)
+
+    def save_record(self, record: StepRecord, metrics: dict[str, float]) -> StageOutput:
+        """Publish the step's numbers, then its record: from here on the step is done."""
+        write_metrics(self.run, record.step, metrics)
+        written = write_step_record(self.run, record)
+        output = self._keep("update", record.step, record, written, metrics)
+        return replace(output, checkpoint=record.checkpoint)
+
+    def metrics(
+        self, step: int, stages: Sequence[StageName] = ("rollout", "reward", "advantage", "update")
+    ) -> dict[str, float]:
+        """Numbers of the named stages of a step, those that are finished."""
+        merged: dict[str, float] = {}
+        for stage in stages:
+            if (done := self.finished(stage, step)) is not None:
+                merged.update(done.metrics)
+        return merged
+
+    def validation(self, step: int) -> dict[str, float] | None:
+        """Metrics of the validation after `step`, None when there was none."""
+        path = f"{RunDir.step_dir(step)}/{VALIDATION}"
+        return json.loads(self.run.read(path)) if self.run.exists(path) else None
+
+    def save_validation(self, step: int, metrics: dict[str, float]) -> None:
+        """Publish them."""
+        self.run.publish_bytes(f"{RunDir.step_dir(step)}/{VALIDATION}", json.dumps(metrics, indent=1).encode())
+
+    def _keep(
+        self, stage: StageName, step: int, value: Any, written: Published, metrics: dict[str, float]
+    ) -> StageOutput:
+        output = StageOutput(stage, step, self.run.url(written.path), written.sha256, metrics)
+        self._write_note(output)
+        self._memory = {key: held for key, held in self._memory.items() if key[1] == step} | {(stage, step): value}
+        self._outputs = {key: out for key, out in self._outputs.items() if key[1] >= step - 1} | {(stage, step): output}
+        return output
+
+    def _note_path(self, stage: StageName, step: int) -> str:
+        return f"{RunDir.step_dir(step)}/.{stage}.json"
+
+    def _write_note(self, output: StageOutput) -> None:
+        """The numbers of a stage, for the process that runs the next one. Whole but not durable: after a crash of the
+        machine a note may be gone, and with it these numbers, nothing else; a durable write would cost as much as the
+        stage's own."""
+        path, data = self._note_path(output.stage, output.step), json.dumps(asdict(output)).encode()
+        if self.run.local is None:
+            self.run.publish_bytes(path, data)
+            return
+        target = self.run.local / path
+        draft = target.with_suffix(".tmp")
+        draft.write_bytes(data)
+        draft.replace(target)
+
+    def _read_note(self, stage: StageName, step: int) -> StageOutput:
+        note = self._note_path(stage, step)
+        if self.run.exists(note):
+            return StageOutput(**json.loads(self.run.read(note)))
+        path = self.path(stage, step)
+        return StageOutput(stage, step, self.run.url(path), hashlib.sha256(self.run.read(path)).hexdigest())

@@ -1,0 +1,29 @@
+"""`sync`: rollout, then training, on the same devices. Invariant: every token of step t is sampled from version t -
+1."""
+
+from __future__ import annotations
+
+from verl_core.trainer.ppo import PPOTrainer
+from verl_core.trainer.registry import register_trainer
+
+
+@register_trainer("sync")
+class SyncTrainer(PPOTrainer):
+    """On-policy: servers sleep while the trainer works, and wake with the new weights."""
+
+    def on_sample_begin(self, step: int) -> None:
+        """A node that starts here after a crash finds servers asleep or behind; a running trainer finds nothing to
+        do."""
+        self.session.wake_servers(step - 1)
+
+    def on_sample_end(self, step: int) -> None:
+        """Free device memory for the trainer."""
+        self.session.servers.sleep()
+
+    def on_step_end(self, step: int) -> None:
+        """Version = step."""
+        self.session.wake_servers(step)
+
+    def on_validate_begin(self, step: int) -> None:
+        """Validation before training publishes version 0."""
+        self.session.wake_servers(step)
