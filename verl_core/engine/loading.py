@@ -1,0 +1,110 @@
+"""Reading a model from disk. Invariant: what comes back has real weights, in float32, and nothing random in its
+forward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from verl_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def load_model(path: str) -> PreTrainedModel:
+    """The causal LM at `path`, on the CPU, float32, in evaluation mode (dropout off).
+
+    Args:
+        path: folder in Hugging Face form, or a `.gguf` file (dequantised).
+
+    Raises:
+        ModelError: no such place, no weights in it, or not a causal LM.
+    """
+    place = Path(path)
+    if place.suffix == ".gguf":
+        model = _clean(_from_pretrained(place.parent, gguf_file=place.name))
+    else:
+        _check_folder(place)
+        model = _from_pretrained(place)
+    model.eval()
+    return model
+
+
+def copy_tokenizer(path: str, folder: str) -> None:
+    """Put the tokenizer of the model at `path` into `folder`, byte for byte where it is made of files."""
+    source, target = Path(path), Path(folder)
+    if source.suffix == ".gguf":
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+        return
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            (target / name).write_bytes((source / name).read_bytes())
+
+
+def _check_folder(place: Path) -> None:
+    if not (place / "config.json").is_file():
+        raise ModelError(
+            f"actor_rollout_ref.model.path={str(place)!r} is not a model folder: it has no config.json. "
+            "Give a folder with config.json, weights and tokenizer, or a .gguf file"
+        )
+    if not any(any(place.glob(pattern)) for pattern in WEIGHT_PATTERNS):
+        raise ModelError(
+            f"the model folder {str(place)!r} has no weights (looked for {', '.join(WEIGHT_PATTERNS)}); "
+            "download or save the weights into it"
+        )
+
+
+def _from_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one bar per rank would shred the console
+    # OSError: missing or unreadable files; ValueError: architecture unknown; RuntimeError: shapes disagree.
+    loader: Any = AutoModelForCausalLM
+    try:
+        loaded = loader.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise ModelError(f"cannot load a causal LM from {str(folder)!r}: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"the weights in {str(folder)!r} lack {len(missing)} tensors of the model, first {missing[0]!r}: "
+            "they would be random. Save the whole model"
+        )
+    return model
+
+
+def _clean(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model without its marks of quantisation, which forbid saving."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    return fresh

@@ -1,0 +1,89 @@
+"""The actor's loss of one micro-batch: policy loss + KL loss - entropy bonus. Invariant: every term is this piece's
+share of the mini-batch's value, so pieces and ranks add up; metrics are sums for the same reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_core.algorithms.aggregation import Denominators, aggregate
+from verl_core.algorithms.kl import kl_penalty
+from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInputs
+from verl_core.config.schema import ActorConfig
+from verl_core.engine.micro_batch import MicroBatch
+
+OLD, REF, ADVANTAGES = "old_log_probs", "ref_log_probs", "advantages"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one micro-batch adds.
+
+    Attributes:
+        loss: scalar with gradient.
+        losses: detached shares of the terms, by name; add up over pieces to the mini-batch's values.
+        token_sums: detached sums over trainable tokens, by name.
+    """
+
+    loss: torch.Tensor
+    losses: dict[str, torch.Tensor]
+    token_sums: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`actor_rollout_ref.actor` as a function.
+
+    Attributes:
+        scale: divisor of seq-mean-token-sum-norm.
+    """
+
+    actor: ActorConfig
+    scale: float
+
+    @property
+    def with_entropy(self) -> bool:
+        """Whether the loss needs the entropy."""
+        return self.actor.entropy_coeff != 0.0
+
+    def columns(self, single_update: bool) -> list[str]:
+        """Columns a batch must have. With `single_update` (one optimizer step in the whole global step) old log-probs
+        may be
+        left out: the current policy is the old one."""
+        names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
+        return names if single_update else [*names, OLD]
+
+    def piece(
+        self, micro: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None, whole: Denominators
+    ) -> Piece:
+        """Loss and metrics.
+
+        Args:
+            micro: with the columns of `columns`, and OLD unless old is current.
+            log_probs: float32 [b, T], with gradient.
+            entropy: float32 [b, T], with gradient; None without `with_entropy`.
+            whole: counts of the global mini-batch.
+        """
+        actor, mask = self.actor, micro.mask
+        policy = POLICY_LOSSES.get(actor.policy_loss)(
+            PolicyLossInputs(
+                log_probs=log_probs,
+                old_log_probs=micro.columns[OLD] if OLD in micro.columns else log_probs.detach(),
+                advantages=micro.columns[ADVANTAGES],
+                mask=mask,
+                clip_low=actor.clip_low,
+                clip_high=actor.clip_high,
+                clip_c=actor.clip_ratio_c,
+            )
+        )
+        terms = {"pg_loss": aggregate(policy.per_token, mask, actor.loss_agg_mode, whole)}
+        loss = terms["pg_loss"]
+        if actor.use_kl_loss:
+            kl = kl_penalty(actor.kl_loss_type, log_probs, micro.columns[REF], mask)
+            terms["kl_loss"] = aggregate(kl, mask, actor.loss_agg_mode, whole)
+            loss = loss + actor.kl_loss_coef * terms["kl_loss"]
+        if entropy is not None:
+            terms["entropy_loss"] = aggregate(entropy, mask, actor.loss_agg_mode, whole)
+            loss = loss - actor.entropy_coeff * terms["entropy_loss"]
+        return Piece(loss, {name: term.detach() for name, term in terms.items()}, policy.sums)

@@ -1,0 +1,88 @@
+"""Which sender the policy publishes with. Invariant: all tensors go out under Hugging Face names, tied ones once, in
+`actor_rollout_ref.model.dtype`, in the model's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from verl_core.config.schema import RunConfig
+from verl_core.engine.model import PolicyModel
+from verl_core.engine.ranks import Ranks
+from verl_core.engine.sharding import trained, whole_parameters
+from verl_core.errors import PolicyError
+from verl_core.weights.interface import WeightManifest, WeightSender
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+# (rank, what will be sent as meta tensors) -> the rank's sender; None where a rank only helps to gather.
+SenderFactory = Callable[[int, Named], WeightSender | None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def same_host_sender(config: RunConfig, device: torch.device, folder: str) -> SenderFactory | None:
+    """The sender a run on one host needs no servers for; None when the backend is one between devices (`use_sender`
+    later).
+    """
+    from verl_core.weights.sender import backend_of, sender_for
+
+    rollout = config.actor_rollout_ref.rollout
+    if backend_of(rollout.update_weights_backend, device.type) != "shm":
+        return None
+    bucket_bytes = rollout.update_weights_bucket_megabytes * 2**20
+    return lambda rank, named: sender_for("shm", bucket_bytes, folder=folder) if rank == 0 else None
+
+
+class Publisher:
+    """Gathers the weights over the ranks and hands them to the sender.
+
+    Args:
+        dtype: of the published tensors; the trained ones stay float32.
+        factory: makes the rank's sender at the first publication.
+    """
+
+    def __init__(self, model: PolicyModel, ranks: Ranks, dtype: torch.dtype, factory: SenderFactory | None) -> None:
+        self._model, self._ranks, self._dtype = model, ranks, dtype
+        self._factory = factory
+        self._sender: WeightSender | None = None
+        self._ready = False
+
+    def use(self, factory: SenderFactory) -> None:
+        """Publish through another sender from now on."""
+        self.close()
+        self._factory = factory
+
+    def publish(self, version: int) -> WeightManifest | None:
+        """Send the current weights. Collective. Returns the manifest on ranks with a sender.
+
+        Raises:
+            PolicyError: nobody said how to publish.
+            WeightError: from the sender.
+        """
+        if self._factory is None:
+            raise PolicyError(
+                "no weight sender: this backend sends to servers, give them with use_sender before publishing"
+            )
+        if not self._ready:
+            declared = [
+                (name, torch.empty(p.shape, dtype=self._dtype, device="meta")) for name, p in trained(self._model)
+            ]
+            self._sender, self._ready = self._factory(self._ranks.rank, declared), True
+        named = self._named()
+        try:
+            return None if self._sender is None else self._sender.publish(named, version)
+        finally:
+            for _ in named:  # a sender that gave up half way must not leave the other ranks waiting in a gather
+                pass
+
+    def close(self) -> None:
+        """Let go of the sender."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender, self._ready = None, False
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in whole_parameters(self._model):
+            yield name, tensor.to(self._dtype)

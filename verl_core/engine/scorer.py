@@ -1,0 +1,57 @@
+"""Log-probs of a whole batch without gradient. Invariant: every response token of every row is scored exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from verl_core.batch import TrainBatch
+from verl_core.engine.interface import LogProbs
+from verl_core.engine.micro_batch import MicroBatch
+from verl_core.engine.model import PolicyModel
+from verl_core.engine.plan import Rows, rank_plans
+from verl_core.engine.ranks import Ranks
+from verl_core.trajectory import Float32
+
+Share = dict[int, tuple[Float32, Float32]]
+
+
+@torch.no_grad()
+def score(model: PolicyModel, ranks: Ranks, batch: TrainBatch, budget: int, with_entropy: bool) -> Share:
+    """This rank's rows: row to (log-probs, entropy), each float32 [R] nats; entropy is empty without `with_entropy`.
+
+    Collective: every rank calls it with the same batch.
+
+    Args:
+        budget: tokens of a micro-batch, padding included.
+    """
+    lengths = batch.prompt_lengths + batch.response_lengths
+    plan = rank_plans(list(range(len(batch))), lengths, ranks.world, budget)[ranks.rank]
+    share: Share = {}
+    for rows in plan:
+        micro = MicroBatch.build(batch, rows, ranks.device)
+        log_probs, entropy = model(micro.input_ids, micro.positions, micro.targets, with_entropy)
+        share.update(_by_row(batch, rows, log_probs.cpu(), entropy.cpu()))
+    return share
+
+
+def _by_row(batch: TrainBatch, rows: Rows, log_probs: torch.Tensor, entropy: torch.Tensor) -> Share:
+    if not rows:
+        return {}
+    sizes = [int(batch.response_lengths[row]) for row in rows]
+    entropies = entropy.split(sizes) if len(entropy) else [entropy] * len(rows)
+    parts = zip(rows, log_probs.split(sizes), entropies, strict=True)
+    return {row: (scored.numpy(), spread.numpy()) for row, scored, spread in parts}
+
+
+def merged(batch: TrainBatch, shares: Sequence[Share], with_entropy: bool) -> LogProbs:
+    """Shares of all ranks as flat columns in the batch's order."""
+    rows: Share = {}
+    for share in shares:
+        rows.update(share)
+    every = range(len(batch))
+    log_probs = np.concatenate([rows[row][0] for row in every])
+    entropy = np.concatenate([rows[row][1] for row in every]) if with_entropy else None
+    return LogProbs(log_probs=log_probs, entropy=entropy)

@@ -1,0 +1,44 @@
+"""Tally: the metrics of one global step. Invariant: reduced exactly; no mean of means over pieces of different size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verl_core.engine.objective import Piece
+from verl_core.engine.ranks import Ranks
+
+
+@dataclass
+class Tally:
+    """Sums over this rank's micro-batches, and what is the same on all ranks.
+
+    Attributes:
+        tokens: trainable tokens of all mini-batches, all ranks.
+        updates: optimizer steps taken; empty_updates: mini-batches without a trainable token, where none was.
+        grad_norms: before clipping, one per optimizer step.
+    """
+
+    losses: dict[str, float] = field(default_factory=dict)
+    token_sums: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    updates: int = 0
+    empty_updates: int = 0
+    grad_norms: list[float] = field(default_factory=list)
+    lr: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        """Count one micro-batch."""
+        for sums, new in ((self.losses, piece.losses), (self.token_sums, piece.token_sums)):
+            for name, value in new.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Named as in verl: losses as means over optimizer steps, fractions and KL as means over tokens. Collective."""
+        totals = ranks.total({**self.losses, **self.token_sums})
+        out = {f"actor/{name}": totals[name] / max(1, self.updates) for name in self.losses}
+        out |= {f"actor/{name}": totals[name] / max(1, self.tokens) for name in self.token_sums}
+        out["actor/grad_norm"] = sum(self.grad_norms) / max(1, len(self.grad_norms))
+        out["actor/lr"] = self.lr
+        out["actor/updates"] = float(self.updates)
+        out["actor/empty_updates"] = float(self.empty_updates)
+        return out

@@ -1,0 +1,135 @@
+"""Updater: all optimizer steps of one global step.
+
+Invariant: the result does not depend on how rows were spread over ranks and micro-batches (beyond float rounding); a
+    number that
+is not finite stops the step before it reaches the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from verl_core.algorithms.aggregation import Denominators
+from verl_core.batch import TrainBatch
+from verl_core.config.schema import RunConfig
+from verl_core.engine.micro_batch import MicroBatch
+from verl_core.engine.model import PolicyModel
+from verl_core.engine.objective import OLD, Objective
+from verl_core.engine.plan import Rows, mini_batches, rank_plans
+from verl_core.engine.ranks import Ranks
+from verl_core.engine.schedule import Schedule
+from verl_core.engine.sharding import clip_gradients
+from verl_core.engine.tally import Tally
+from verl_core.errors import PolicyError
+
+SHOWN = 8
+
+
+class Updater:
+    """Optimizer, schedule and loss around a model.
+
+    Attributes:
+        updates_done: optimizer steps since the start of the run; the schedule's clock.
+        optimizer: AdamW; weight decay on every parameter.
+    """
+
+    def __init__(self, model: PolicyModel, ranks: Ranks, config: RunConfig, horizon: int) -> None:
+        self._model, self._ranks, self._config = model, ranks, config
+        self._actor = config.actor_rollout_ref.actor
+        scale = self._actor.loss_scale_factor
+        self._objective = Objective(self._actor, float(config.data.max_response_length) if scale is None else scale)
+        optim = self._actor.optim
+        self._schedule = Schedule(optim, horizon)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=optim.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        self.updates_done = 0
+
+    def run(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Epochs x mini-batches over `batch`; returns the metrics of the step.
+
+        Raises:
+            ValueError: a column is missing.
+            PolicyError: loss or gradient is not finite; names the step and the rows. The weights hold the mini-batches
+                before it.
+        """
+        steps = list(self._mini_batches(batch, step))
+        columns = self._columns(batch, single_update=len(steps) == 1)
+        tally = Tally()
+        for rows in steps:
+            if rows:
+                self._optimizer_step(batch, rows, columns, tally, step)
+            else:
+                tally.empty_updates += 1
+        return tally.metrics(self._ranks)
+
+    def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[Rows]:
+        live = np.bincount(batch.row_index[batch.response_mask], minlength=len(batch)) > 0
+        for epoch in range(self._actor.ppo_epochs):
+            order = (self._config.trainer.seed, step, epoch) if self._actor.shuffle else None
+            yield from mini_batches(batch.group_index, live, self._actor.ppo_mini_batch_size, order)
+
+    def _columns(self, batch: TrainBatch, single_update: bool) -> list[str]:
+        needed = self._objective.columns(single_update)
+        missing = [name for name in needed if name not in batch.columns]
+        if missing:
+            raise ValueError(f"the batch lacks the columns {missing}; it has {sorted(batch.columns)}")
+        return [*needed, OLD] if OLD in batch.columns and OLD not in needed else needed
+
+    def _optimizer_step(self, batch: TrainBatch, rows: Rows, columns: list[str], tally: Tally, step: int) -> None:
+        tokens_of = np.bincount(batch.row_index[batch.response_mask], minlength=len(batch))[rows]
+        whole = Denominators(int(tokens_of.sum()), int((tokens_of > 0).sum()), self._objective.scale)
+        lengths = batch.prompt_lengths + batch.response_lengths
+        plans = rank_plans(rows, lengths, self._ranks.world, self._actor.ppo_max_token_len_per_gpu)
+        bad: Rows = []
+        for micro_rows in plans[self._ranks.rank]:
+            micro = MicroBatch.build(batch, micro_rows, self._ranks.device, trainable=True, columns=columns)
+            if not self._backward(micro, whole, tally):
+                bad += micro.rows
+        norm = clip_gradients(self._model, self._actor.grad_clip)
+        self._stop_unless_finite(batch, rows, bad, norm, step)
+        tally.lr = self._schedule.lr(self.updates_done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = tally.lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates_done += 1
+        tally.updates += 1
+        tally.tokens += whole.tokens
+        tally.grad_norms.append(norm)
+
+    def _backward(self, micro: MicroBatch, whole: Denominators, tally: Tally) -> bool:
+        """Add the micro-batch's gradient; False when its loss is not finite."""
+        with_entropy = self._objective.with_entropy
+        log_probs, entropy = self._model(micro.input_ids, micro.positions, micro.targets, with_entropy)
+        piece = self._objective.piece(
+            micro, micro.padded(log_probs), micro.padded(entropy) if with_entropy else None, whole
+        )
+        piece.loss.backward()
+        tally.add(piece)
+        return math.isfinite(float(piece.loss.detach()))
+
+    def _stop_unless_finite(self, batch: TrainBatch, rows: Rows, bad: Rows, norm: float, step: int) -> None:
+        """Raise the same error on every rank when any of them saw a number that is not finite. Collective."""
+        trouble = self._ranks.total({"bad": float(len(bad)) + float(not math.isfinite(norm))})["bad"]
+        if not trouble:
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        culprits = sorted(row for part in self._ranks.gathered(bad) for row in part) or rows
+        names = ", ".join(batch.keys[row] for row in culprits[:SHOWN])
+        more = f" and {len(culprits) - SHOWN} more" if len(culprits) > SHOWN else ""
+        what = "the loss" if culprits is not rows else "the gradient"
+        raise PolicyError(
+            f"step {step}: {what} is not finite (gradient norm {norm}) in a micro-batch with the rows {names}{more}. "
+            "The optimizer step was not taken. Look at their advantages and log-probs; if the policy broke, lower "
+            "actor_rollout_ref.actor.optim.lr and resume from a checkpoint"
+        )
