@@ -61,7 +61,7 @@ def work(prompts: Sequence[Prompt], store: MemoryStore, timeout_s: float = 5.0, 
             config := config_of(request_timeout_s=timeout_s), OddAgent(config), FakeClient(), "agent-7"
         )
         core = AgentCore(runner, StoreCommitter(store, trouble), trouble)
-        core.start(prompts)
+        core.start(prompts, "d1")
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
             await asyncio.sleep(0.005)
@@ -205,18 +205,76 @@ def test_a_prompt_that_breaks_the_runner_itself_still_settles() -> None:
     assert any(prompt.uid in trouble for trouble in health.newest_troubles)
 
 
-def test_the_same_uid_starts_once() -> None:
-    prompt, store = prompt_of(1, n=2), SpyStore()
-    health = work([prompt, prompt], store, seconds=1.0)
-    assert (health.started, health.finished) == (1, 1)
-    assert [what for what, _, _ in store.diary].count("finish") == 1
+def core_with(outbox: Outbox) -> AgentCore:
+    config = config_of()
+    return AgentCore(GroupRunner(config, OddAgent(config), FakeClient(), "a"), outbox)
+
+
+def test_a_repeated_dispatch_changes_nothing() -> None:
+    async def main() -> list[Finished]:
+        core = core_with(outbox := Outbox())
+        for _ in range(3):
+            core.start([prompt_of(1, n=2)], "d1")
+        await asyncio.sleep(0.1)
+        core.start([prompt_of(1, n=2)], "d1")
+        await asyncio.sleep(0.1)
+        return await outbox.take(0.1)
+
+    assert [group.tag.uid for group in asyncio.run(main())] == [prompt_of(1).uid]
+
+
+def test_a_new_dispatch_of_a_uid_that_runs_starts_it_anew() -> None:
+    """A driver crashed and comes back with the same uid: only the new run hands in, and it hands in once."""
+
+    async def main() -> tuple[list[Finished], WorkerHealth]:
+        core = core_with(outbox := Outbox())
+        core.start([prompt_of(1, n=2, **{"0": "hang"})], "before the crash")
+        await asyncio.sleep(0.05)
+        core.start([prompt_of(1, n=3)], "after it")
+        await asyncio.sleep(0.2)
+        return await outbox.take(0.1), core.health()
+
+    groups, health = asyncio.run(main())
+    assert [len(group.trajectories) for group in groups] == [3]
+    assert (health.running, health.finished, health.failed) == (0, 1, 0)
+
+
+def test_after_a_reset_nothing_old_is_handed_over() -> None:
+    async def main() -> None:
+        core = core_with(outbox := Outbox())
+        core.start([prompt_of(1, n=2), prompt_of(2, n=2, **{"0": "slow"})], "d1")
+        await asyncio.sleep(0.05)
+        assert outbox.waiting == 1  # settled, not fetched; the other one runs
+        await core.reset()
+        assert (core.health().running, outbox.waiting) == (0, 0)
+        await asyncio.sleep(0.4)
+        assert await outbox.take(0.01) == []
+        core.start([prompt_of(1, n=2)], "d2")
+        assert [group.tag.uid for group in await outbox.take(2.0)] == [prompt_of(1).uid]
+
+    asyncio.run(main())
+
+
+def test_a_reset_waits_for_the_commit_under_way() -> None:
+    async def main() -> tuple[int, int]:
+        store, trouble, config = SpyStore(takes_s=0.2), Trouble(), config_of()
+        runner = GroupRunner(config, OddAgent(config), FakeClient(), "a")
+        core = AgentCore(runner, StoreCommitter(store, trouble), trouble)
+        core.start([prompt_of(number, n=1) for number in range(5)], "d1")
+        await asyncio.sleep(0.1)
+        await core.reset()
+        at_reset = len(store.diary)
+        await asyncio.sleep(0.5)
+        return at_reset, len(store.diary)
+
+    at_reset, later = asyncio.run(main())
+    assert at_reset == later >= 1
 
 
 def test_closing_hands_over_what_runs_as_failed() -> None:
     async def main() -> list[Finished]:
-        config, outbox = config_of(), Outbox()
-        core = AgentCore(GroupRunner(config, OddAgent(config), FakeClient(), "a"), outbox)
-        core.start([prompt_of(1, n=2, **{"0": "hang"}), prompt_of(2, n=2)])
+        core = core_with(outbox := Outbox())
+        core.start([prompt_of(1, n=2, **{"0": "hang"}), prompt_of(2, n=2)], "d1")
         await asyncio.sleep(0.1)
         assert len(core.health().oldest) == 1
         await core.close()

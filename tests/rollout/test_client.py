@@ -168,7 +168,7 @@ def test_real_actors(ray_cluster: None) -> None:
     steady, mortal = server.remote(), server.remote()
     assert asyncio.run(_through({"s": steady}, "fine_0", 30)) == DONE
 
-    with pytest.raises(RolloutError, match="^prompt too long$") as caught:  # the server's own error, not Ray's wrapping
+    with pytest.raises(RolloutError, match=r"^prompt too long$") as caught:  # the server's own words
         asyncio.run(_through({"s": steady}, "bad_0", 30))
     assert type(caught.value) is RolloutError
 
