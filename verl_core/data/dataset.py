@@ -33,7 +33,7 @@ def load_dataset(files: Sequence[str], data: DataConfig, tokenizer: ChatTokenize
 
 
 def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTokenizer) -> PromptStream:
-    """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when a batch stays short."""
+    """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when no batch fills."""
     data = config.data
     dataset = load_dataset(files, data, tokenizer, data.train_max_samples)
     return PromptStream(

@@ -1,4 +1,4 @@
-"""Building datasets in verl's format. Invariant: the same settings give the same rows; a folder shows all files or none.
+"""Building datasets in verl's format. Invariant: equal settings give equal rows; a folder shows all files or none.
 
 A prepared folder holds `train.parquet`, `val.parquet` (when val_size > 0) and `prepared.json` (settings and digest).
 """
@@ -59,7 +59,7 @@ class PreparedData:
 def prepare(config: PrepareConfig, out_dir: str) -> PreparedData:
     """Build the dataset of `config` as the local folder `out_dir`.
 
-    A folder that an earlier call with the same settings and sources built is used as it is; any other is replaced whole.
+    A folder that an earlier call built from the same settings and sources is used as it is; any other is replaced.
 
     Raises:
         DataError: neither task nor file, an unknown task or setting, or not enough rows.

@@ -27,9 +27,9 @@ def read_rows(files: Sequence[str], columns: Columns | None = None, max_rows: in
     rows: list[DatasetRow] = []
     for file in files:
         for place, record in records_of(file, (named.prompt, named.data_source, "reward_model")):
-            if 0 <= max_rows <= len(rows):
-                return rows
             rows.append(checked_row(record, len(rows), place, named))
+            if len(rows) == max_rows:
+                return rows
     if not rows:
         raise DataError(f"no rows in {', '.join(files) or 'an empty list of files'}")
     return rows
