@@ -1,4 +1,4 @@
-"""Prompts, trajectories and settled groups to test with; values follow from (uid, session, index), so that readers can check."""
+"""Prompts, trajectories and settled groups to test with; their values follow from (ordinal, session, index)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reissue(prompt: Prompt) -> Prompt:
 def trajectory_of(
     prompt: Prompt, session: int, index: int = 0, length: int = 5, versions: Sequence[int] = (7,)
 ) -> Trajectory:
-    """`length` tokens, one segment per version (the last one takes the rest); the second token is tool text: its log-prob is NaN."""
+    """One segment per version (the last one takes the rest); the second token is tool text, its log-prob NaN."""
     generator = np.random.default_rng([prompt.ordinal, session, index])
     mask = np.ones(length, dtype=np.bool_)
     mask[1:2] = False

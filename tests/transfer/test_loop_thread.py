@@ -44,7 +44,7 @@ def test_a_blocked_loop_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = LoopThread("test")
 
     async def blocks() -> None:
-        time.sleep(1.5)  # noqa: ASYNC251
+        time.sleep(1.5)
 
     with pytest.raises(DeadlineExceeded, match="blocked"):
         loop.run("blocked", blocks, 0.2, lambda: "")

@@ -34,11 +34,13 @@ def installed_version() -> str:
 def prepare_environment(call_timeout_s: float) -> None:
     """Settings TransferQueue reads once, at import. What the user has set stays.
 
+    Logging: errors only; what it warns of (keys that are not there, above all) we ask on purpose or raise ourselves.
     Threads: no more than cores. Its own time-outs: half of our deadline, so that a request lost on a dead connection is
     tried again before we give up.
     """
     half = str(max(1, math.floor(call_timeout_s / 2)))
     settings = {
+        "TQ_LOGGING_LEVEL": "ERROR",
         "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
         "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": half,
         "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from verl_core.trajectory import Prompt, Trajectory
@@ -53,6 +53,7 @@ class Flight:
     errors: of earlier attempts.
     group: from ARRIVED on.
     announced: whether an on_arrival callback got it.
+    step: global step that claimed it.
     """
 
     prompt: Prompt
@@ -61,7 +62,8 @@ class Flight:
     owner: str = ""
     errors: tuple[str, ...] = ()
     group: Group | None = None
-    announced: bool = field(default=False)
+    announced: bool = False
+    step: int = -1
 
     def tag(self, clock: Clock) -> GroupTag:
         """The tag that opens this attempt."""

@@ -9,8 +9,9 @@ Event = Literal["served", "finished", "failed", "reissued", "claimed", "trained"
 
 
 class Ledger(Protocol):
-    """`served`, `claimed`, `trained` and `dropped` name base uids: per base uid there is one `served` and in the end
-    one `trained` or one `dropped`. `finished`, `failed` and `reissued` name the uid of the attempt."""
+    """The replay buffer names the uid of the attempt, and always gives the detail `base_uids`, aligned with it: per
+    base uid there is one `served` and in the end one `trained` or one `dropped`. `served`, `claimed`, `trained` and
+    `dropped` also give `step`; `failed` and `dropped` give `reason` and `errors`."""
 
     def record(self, event: Event, uids: Sequence[str], **detail: Any) -> None:
         """Account for `uids`; `detail` is plain JSON."""

@@ -1,0 +1,103 @@
+"""A world in which time is a number: a memory store whose clock turns only while somebody waits."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.transfer.build import reissue
+from verl_core.config.schema import BufferConfig
+from verl_core.trajectory import Prompt
+from verl_core.transfer.flight import Clock
+from verl_core.transfer.memory import MemoryStore
+from verl_core.transfer.replay_buffer import ReplayBuffer
+
+
+class TimedStore(MemoryStore):
+    """`wait` runs what is due on the agenda instead of sleeping. `deaf` loses every ring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.deaf = False
+        self.listings = 0
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._agenda, (self.now + seconds, next(self._order), action))
+
+    def pass_time(self, seconds: float) -> None:
+        """Run everything due within `seconds`."""
+        until = self.now + seconds
+        while self._agenda and self._agenda[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._agenda)
+            action()
+        self.now = until
+
+    def wait(self, timeout_s: float) -> list[str]:
+        until = self.now + timeout_s
+        while not self._rung and self._agenda and self._agenda[0][0] <= until:
+            self.pass_time(self._agenda[0][0] - self.now)
+        if not self._rung:
+            self.now = until
+        rung = super().wait(0.0)
+        return [] if self.deaf else rung
+
+    def tags(self) -> dict[str, Any]:  # type: ignore[override]
+        self.listings += 1
+        return super().tags()
+
+
+class Book:
+    """Ledger that remembers, and follows base uids by itself."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, tuple[str, ...], dict[str, Any]]] = []
+        self.by_base: dict[str, Counter[str]] = {}
+
+    def record(self, event: str, uids: Sequence[str], **detail: Any) -> None:
+        self.events.append((event, tuple(uids), detail))
+        for base in detail["base_uids"]:
+            self.by_base.setdefault(base, Counter())[event] += 1
+
+    def of(self, event: str) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+        return [(uids, detail) for kind, uids, detail in self.events if kind == event]
+
+    def settled(self, event: str) -> set[str]:
+        return {base for base, counts in self.by_base.items() if counts[event]}
+
+
+class World:
+    """Store, ledger, buffer, and the list of everything that was dispatched."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store, self.book = TimedStore(), Book()
+        self.dispatched: list[list[Prompt]] = []
+        self.config = BufferConfig(**{"lease_s": 60.0, "stall_timeout_s": 300.0, "max_reissues": 2, **settings})
+        self.buffer = self.new_buffer()
+
+    def new_buffer(self) -> ReplayBuffer:
+        clock = Clock(lambda: self.store.now, lambda: self.store.now)
+        return ReplayBuffer(self.store, self.config, self._dispatch, self.book, reissue, clock)
+
+    def _dispatch(self, prompts: Sequence[Prompt]) -> None:
+        self.dispatched.append(list(prompts))
+
+    def check(self) -> None:
+        """The law, against the ledger's own count."""
+        account = self.buffer.accounting()
+        served, trained, dropped = (self.book.settled(event) for event in ("served", "trained", "dropped"))
+        assert account.balanced
+        assert account.served == len(served)
+        assert account.trained == len(trained)
+        assert sum(account.dropped.values()) == len(dropped)
+        assert account.in_flight == len(served - trained - dropped)
+        assert not trained & dropped
+        for counts in self.book.by_base.values():
+            assert counts["served"] == 1
+            assert counts["trained"] + counts["dropped"] <= 1
+            assert counts["claimed"] <= 1

@@ -1,0 +1,148 @@
+"""Books: which group is where. Invariant: a served group is in exactly one place (open, arrived, claimed, trained,
+dropped), and every change of place is told to the ledger first: if that fails, the group is where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from verl_core.errors import StoreError
+from verl_core.transfer.accounting import Accounting
+from verl_core.transfer.flight import Clock, Flight, Stage
+from verl_core.transfer.landing import Failure
+from verl_core.transfer.ledger import Event, Ledger
+
+_DUMPED = 20
+
+
+class Books:
+    """Attributes:
+    open: flights by uid that have not settled as far as known.
+    arrived, claimed: flights by uid whose rows are in memory; the claimed ones are with the trainer.
+    retired: every uid that will never be read again; what still appears under it comes from a late writer.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger, self._clock = ledger, clock
+        self.open: dict[str, Flight] = {}
+        self.arrived: dict[str, Flight] = {}
+        self.claimed: dict[str, Flight] = {}
+        self.retired: set[str] = set()
+        self.counts = Accounting()  # without the numbers of now
+
+    def knows(self, uid: str) -> bool:
+        """Whether this buffer ever had an attempt of this uid."""
+        return uid in self.open or uid in self.arrived or uid in self.claimed or uid in self.retired
+
+    def serve(self, flights: Sequence[Flight]) -> None:
+        """New groups are open."""
+        for step in sorted({flight.prompt.step for flight in flights}):
+            self._record("served", [flight for flight in flights if flight.prompt.step == step], step=step)
+        self.open.update(_by_uid(flights))
+        self.counts.served += len(flights)
+
+    def arrive(self, flights: Sequence[Flight]) -> None:
+        """Open groups have arrived."""
+        self._record("finished", flights)
+        self._move(flights, Stage.ARRIVED, self.open, self.arrived)
+        self.counts.finished += len(flights)
+
+    def claim(self, flights: Sequence[Flight], step: int) -> None:
+        """Arrived groups belong to the trainer, who asked for them at global `step`."""
+        self._record("claimed", flights, step=step)
+        for flight in flights:
+            flight.step = step
+        self._move(flights, Stage.CLAIMED, self.arrived, self.claimed)
+        self.retired.update(_by_uid(flights))
+
+    def train(self, flights: Sequence[Flight]) -> None:
+        """Claimed groups are in the weights."""
+        for step in sorted({flight.step for flight in flights}):
+            self._record("trained", [flight for flight in flights if flight.step == step], step=step)
+        self._leave(flights, self.claimed)
+        self.counts.trained += len(flights)
+
+    def drop(self, flights: Sequence[Flight], reason: str) -> None:
+        """Claimed groups will not be trained on."""
+        self._dropped(flights, reason, (), max((flight.step for flight in flights), default=-1))
+        self._leave(flights, self.claimed)
+
+    def replace_attempts(self, failures: Sequence[Failure], again: Sequence[Flight], step: int) -> None:
+        """Open attempts failed: they are retired, and their groups go on as `again` or, when not in it, are dropped."""
+        for failure in failures:
+            self._record("failed", [failure.flight], reason=failure.reason, errors=list(failure.messages))
+        self._record("reissued", again)
+        going_on = {flight.prompt.base_uid for flight in again}
+        for failure in failures:
+            if failure.flight.prompt.base_uid not in going_on:
+                errors = (*failure.flight.errors, *failure.messages)
+                self._dropped([failure.flight], failure.reason, errors, step)
+        self._leave([failure.flight for failure in failures], self.open)
+        self.open.update(_by_uid(again))
+        self.retired.update(failure.flight.prompt.uid for failure in failures)
+        self.counts.failed += len(failures)
+        self.counts.reissued += len(again)
+        self.counts.quarantined += sum(failure.reason == "corrupt" for failure in failures)
+        self.counts.expired += sum(failure.reason in ("expired", "vanished") for failure in failures)
+
+    def claimed_flights(self, uids: Sequence[str]) -> list[Flight]:
+        """The claimed flights of `uids`.
+
+        Raises:
+            StoreError: one is not claimed any more or not yet, or is named twice.
+        """
+        strangers = [uid for uid in uids if uid not in self.claimed]
+        if strangers or len(set(uids)) < len(uids):
+            raise StoreError(
+                f"groups are not claimed, or named twice: {strangers or list(uids)}; each sampled group is cleared or "
+                "dropped once"
+            )
+        return [self.claimed[uid] for uid in uids]
+
+    def accounting(self) -> Accounting:
+        """The numbers now."""
+        stages = [flight.stage for flight in self.open.values()]
+        return replace(
+            self.counts,
+            dropped=dict(self.counts.dropped),
+            pending=stages.count(Stage.PENDING),
+            running=stages.count(Stage.RUNNING),
+            arrived=len(self.arrived),
+            claimed=len(self.claimed),
+        )
+
+    def describe(self) -> str:
+        """The numbers, and the open groups, running and oldest first: where, since when, whose."""
+        now = self._clock.monotonic()
+        stuck = sorted(self.open.values(), key=lambda flight: (flight.stage is Stage.PENDING, flight.since))
+        lines = [flight.describe(now) for flight in stuck[:_DUMPED]]
+        if len(stuck) > _DUMPED:
+            lines.append(f"and {len(stuck) - _DUMPED} more open groups")
+        return "\n  ".join([f"{self.accounting()}; open groups:", *lines])
+
+    def _dropped(self, flights: Sequence[Flight], reason: str, errors: Sequence[str], step: int) -> None:
+        self._record("dropped", flights, step=step, reason=reason, errors=list(errors))
+        self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + len(flights)
+
+    def _record(self, event: Event, flights: Sequence[Flight], **detail: Any) -> None:
+        if flights:
+            bases = [flight.prompt.base_uid for flight in flights]
+            self._ledger.record(event, list(_by_uid(flights)), base_uids=bases, **detail)
+
+    def _move(
+        self, flights: Sequence[Flight], stage: Stage, source: dict[str, Flight], target: dict[str, Flight]
+    ) -> None:
+        for flight in flights:
+            flight.stage, flight.since = stage, self._clock.monotonic()
+        self._leave(flights, source)
+        target.update(_by_uid(flights))
+
+    @staticmethod
+    def _leave(flights: Sequence[Flight], place: dict[str, Flight]) -> None:
+        for flight in flights:
+            del place[flight.prompt.uid]
+
+
+def _by_uid(flights: Sequence[Flight]) -> dict[str, Flight]:
+    return {flight.prompt.uid: flight for flight in flights}
