@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from verl_core.config import RunConfig, config_hash
 from verl_core.data.tokenizer import load_tokenizer
-from verl_core.metrics import Tracker
-from verl_core.metrics.sink import RunInfo
+from verl_core.metrics import open_sinks
 from verl_core.record.checkpoints import CheckpointStore
 from verl_core.record.journal import Journal
 from verl_core.record.owner import OwnerLock
@@ -74,8 +73,8 @@ def _open(config: RunConfig, owner: str | None, stack: contextlib.ExitStack) -> 
     total = total_steps(config, stream)
     journal = Journal(run)
     stack.callback(journal.close)
-    tracker = Tracker(config.trainer.logger, RunInfo(run, config.trainer.experiment_name, total))
-    stack.callback(tracker.close)
+    sinks = open_sinks(config, run, total)
+    stack.callback(sinks.close)
     start_ray(config)
     actors = launch_actors(config, total, sources, weights_folder(config))
     stack.callback(actors.shutdown)
@@ -101,6 +100,6 @@ def _open(config: RunConfig, owner: str | None, stack: contextlib.ExitStack) -> 
                 actors.stores[1], config.trainer.v1.buffer, actors.agents.dispatch, NoLedger(), stream.reissue
             ),
             scorer=actors.scorer,
-            tracker=tracker,
+            sinks=sinks,
         )
     )

@@ -82,7 +82,7 @@ class PPOTrainer:
         self.session.note_resume()
         if self.session.first_open_step() == 1 and self.session.config.trainer.val_before_train:
             self.session.restore(0)
-            self.session.tracker.log(0, self.validate(0))
+            self.session.sinks.log(0, self.validate(0))
         self.on_train_begin()
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ from verl_core.config import RunConfig
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.engine.interface import PolicyEngine
-from verl_core.metrics import Tracker
+from verl_core.metrics import MetricSinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
 from verl_core.record.rundir import RunDir
@@ -66,7 +66,7 @@ class Session:
     buffer: ReplayBuffer
     validation_buffer: ReplayBuffer
     scorer: Scorer
-    tracker: Tracker
+    sinks: MetricSinks
 
     # ---- where the run stands
 

@@ -39,7 +39,7 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
     for uid, reason in unscored.items():
         session.journal.record("dropped", [uid], step=step, reason=f"reward: {reason}")
     session.journal.record("trained", trained, step=step)
-    session.tracker.log(step, metrics)
+    session.sinks.log(step, metrics)
     return output
 
 
