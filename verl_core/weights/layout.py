@@ -44,7 +44,7 @@ class BucketLayout:
         spec = TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, 0)
         size, bucket = nbytes(spec), len(self.used) - 1
         offset = -(-self.used[bucket] // ALIGNMENT) * ALIGNMENT if self.used else 0
-        if not self.used or (offset and offset + size > self.limit):
+        if not self.used or offset + size > self.limit:
             bucket, offset = bucket + 1, 0
             self.used.append(0)
         spec = TensorSpec(name, spec.dtype, spec.shape, bucket, offset)

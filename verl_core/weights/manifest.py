@@ -120,3 +120,9 @@ def read_current(folder: str | Path) -> WeightManifest | None:
             f"{folder}/{POINTER} is not JSON: {error}. Delete it to start from the model folder."
         ) from error
     return from_dict(value)
+
+
+def forget_current(folder: str | Path) -> None:
+    """Take the pointer away: what an earlier run of the same name published must not be served."""
+    with contextlib.suppress(FileNotFoundError):
+        (Path(folder) / POINTER).unlink()

@@ -72,11 +72,12 @@ class ShmTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def finish_weight_update(self) -> None:
         """Load what is held into the model; an error here leaves the model unusable."""
+        model: Any = self.model
         try:
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(iter(self._staged.items()))
-            finalize_layerwise_reload(self.model, self.model_config)
-            repack_tied_head(self.model)
+            initialize_layerwise_reload(model)
+            model.load_weights(iter(self._staged.items()))
+            finalize_layerwise_reload(model, self.model_config)
+            repack_tied_head(model)
         finally:
             self._drop()
 
@@ -94,9 +95,8 @@ def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack a tied output layer again from the embedding (float32 linears are packed copies on a CPU)."""
     if not current_platform.is_cpu():
         return
-    heads: list[Any] = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    for module in heads:
-        if "cpu_linear" in vars(module):
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and "cpu_linear" in vars(module):
             module.quant_method.process_weights_after_loading(module)
 
 

@@ -1,0 +1,293 @@
+"""LLMServer: one inference engine behind a gate. Made a Ray actor by `servers.py`; plain asyncio inside.
+
+Invariant: the server never serves anything older than what was published last when it started, and a server whose
+engine died answers its pending calls with EngineDead and leaves the process, so that Ray starts a new one in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from verl_core.config.schema import RunConfig
+from verl_core.deadline import Deadline
+from verl_core.errors import EngineDead, WeightError
+from verl_core.rollout.engines import build_engine
+from verl_core.rollout.gate import Gate
+from verl_core.rollout.interface import GateMode, Generation, RolloutEngine, SamplingParams
+from verl_core.weights.interface import WeightManifest
+from verl_core.weights.manifest import read_current
+
+logger = logging.getLogger(__name__)
+Stage = Literal["loading the model", "loading published weights", "ready", "failed", "dead"]
+EXIT_CODE = 70
+_WATCH_S, _FAREWELL_S, _REREADS = 2.0, 0.5, 5
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What a server says of itself; `describe` for error messages."""
+
+    index: int
+    pid: int
+    stage: Stage
+    version: int
+    asleep: bool
+    gate: str
+    error: str = ""
+
+    def describe(self) -> str:
+        """One line."""
+        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if value != "")
+
+
+@runtime_checkable
+class DeviceReceiver(Protocol):
+    """An engine that device transports can talk to."""
+
+    async def transfer(self, method: str, *arguments: Any) -> None:
+        """One step of the trainer's conversation."""
+
+
+class LLMServer:
+    """Build it on a running event loop: it starts at once, and every method waits for the start.
+
+    Args:
+        index: of the server in its run.
+        config: the resolved configuration.
+        device: cpu or cuda.
+        weights_folder: where the trainer publishes (shm); read at every start.
+        identity: says which run this server belongs to; see `named_actor.attach`.
+        engine: instead of the one the configuration names (tests).
+        leave: called when the engine died, after pending calls were answered.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        config: RunConfig,
+        device: str,
+        weights_folder: str,
+        identity: str = "",
+        engine: RolloutEngine | None = None,
+        leave: Callable[[], None] = lambda: os._exit(EXIT_CODE),
+    ) -> None:
+        self._index, self._config, self._folder, self._identity = index, config, weights_folder, identity
+        self._engine = build_engine(config, device) if engine is None else engine
+        self._gate, self._control, self._leave = Gate(), asyncio.Lock(), leave
+        self._stage: Stage = "loading the model"
+        self._error: BaseException | None = None
+        self._asleep, self._stale = False, False
+        self._applied: WeightManifest | None = None
+        self._started = asyncio.get_running_loop().create_task(self._start())
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    # ---- questions
+
+    async def ping(self) -> ServerState:
+        """Answers at any time, also while the model loads."""
+        error = "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        version, pid = self._engine.version, os.getpid()
+        return ServerState(self._index, pid, self._stage, version, self._asleep, self._gate.state(), error)
+
+    async def identity(self) -> str:
+        """Given at construction."""
+        return self._identity
+
+    async def ready(self) -> ServerState:
+        """Returns when requests are served; raises what kept the server from it."""
+        await self._ready()
+        return await self.ping()
+
+    async def version(self) -> int:
+        """Weight version that the next token is sampled from."""
+        await self._ready()
+        return self._engine.version
+
+    async def health(self) -> None:
+        """Raise EngineDead if the engine cannot serve."""
+        await self._ready()
+        async with self._mortal():
+            await self._engine.health()
+
+    # ---- requests
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One completion; see RolloutEngine.generate.
+
+        Raises:
+            RolloutError: the request can never succeed.
+            EngineDead: it may succeed elsewhere (GateClosed: this server takes none now).
+            DeadlineExceeded: not done in `request_timeout_s`, waiting at the gate included.
+        """
+        deadline = self._deadline(f"generation {request_id}")
+        await self._ready()
+        async with self._gate.pass_through(request_id, deadline), self._mortal():
+            work = self._engine.generate(request_id, prompt_ids, params)
+            try:
+                return await asyncio.wait_for(work, max(deadline.left, 0.001))
+            except TimeoutError as error:
+                raise deadline.expired() from error
+
+    async def gate(self, mode: GateMode) -> None:
+        """Open, park or reject; takes effect for requests that did not pass yet."""
+        self._gate.set(mode)
+
+    async def abort(self) -> int:
+        """Cut off every request inside; each is answered with what it has. Returns how many there were.
+
+        A barrier: when it returns, no request is inside. The gate is closed meanwhile and then as it was.
+        """
+        await self._ready()
+        deadline, count = self._deadline("aborted requests to be answered"), 0
+        with self._gate.held():
+            while self._gate.inside:
+                async with self._mortal():
+                    count += await self._engine.abort_all()
+                with contextlib.suppress(TimeoutError):  # one may have been on its way in: abort again
+                    await asyncio.wait_for(self._gate.emptied(deadline), min(0.05, deadline.left + 0.001))
+                deadline.check()
+        return count
+
+    # ---- memory and weights
+
+    async def sleep(self, level: int = 1) -> None:
+        """Keep new requests out, wait for those inside, then give device memory back. Sleeping twice is sleeping once.
+
+        Raises:
+            DeadlineExceeded: requests inside did not end; the server stays awake.
+        """
+        await self._ready()
+        async with self._control, self._mortal():
+            if self._asleep:
+                return
+            self._gate.hold()
+            try:
+                await self._gate.emptied(self._deadline("running requests to end before sleep"))
+                await self._engine.sleep(level)
+            except BaseException:
+                self._gate.unhold()
+                raise
+            self._asleep = True
+
+    async def wake(self) -> None:
+        """The engine first, the gate after it."""
+        await self._ready()
+        async with self._control, self._mortal():
+            if self._asleep:
+                await self._engine.wake()
+                self._asleep = False
+                self._gate.unhold()
+
+    async def update_weights(self, manifest: WeightManifest) -> int:
+        """Serve the published weights; returns the version. The same publication twice is one update.
+
+        Raises:
+            WeightError: the weights were refused; the server serves what it served before.
+        """
+        await self._ready()
+        async with self._control, self._mortal():
+            if manifest.backend != "shm" and self._engine.version == manifest.version:
+                return manifest.version  # device transports have delivered it already, through `transfer`
+            if manifest != self._applied:
+                await self._engine.update_weights(manifest)
+                self._applied = manifest
+            return self._engine.version
+
+    async def transfer(self, method: str, *arguments: Any) -> None:
+        """Device transports: one step of the sender's conversation with the engine."""
+        await self._ready()
+        if not isinstance(self._engine, DeviceReceiver):
+            raise WeightError("this engine takes weights through shared memory only: set update_weights_backend to shm")
+        async with self._control, self._mortal():
+            await self._engine.transfer(method, *arguments)
+            if method == "finish_weight_update" and self._stale:
+                self._stale = False
+                self._gate.set("open")
+
+    async def shutdown(self) -> None:
+        """Stop the engine; the actor may be killed afterwards."""
+        self._gate.set("reject")
+        self._watching.cancel()
+        self._started.cancel()
+        await self._engine.shutdown()
+
+    # ---- life and death
+
+    async def _start(self) -> None:
+        try:
+            await self._engine.start()
+            self._stage = "loading published weights"
+            await self._catch_up()
+            self._stage = "ready"
+        except EngineDead as error:
+            self._die(error)
+            raise
+        except Exception as error:
+            self._stage, self._error = "failed", error
+            logger.exception("server %d did not start", self._index)
+            raise
+
+    async def _catch_up(self) -> None:
+        """Load what was published last. A publication may overtake the reading: then read again."""
+        for attempt in range(_REREADS):
+            manifest = read_current(self._folder)
+            if manifest is None:
+                return
+            if manifest.backend != "shm":
+                self._gate.set("reject")  # the weights are on the trainer's devices: serve after the next publication
+                self._stale = True
+                return
+            try:
+                await self._engine.update_weights(manifest)
+            except WeightError:
+                if attempt == _REREADS - 1 or read_current(self._folder) == manifest:
+                    raise
+                continue
+            self._applied = manifest
+            return
+
+    async def _ready(self) -> None:
+        if self._stage == "ready":
+            return
+        if self._stage == "dead":
+            raise EngineDead(f"server {self._index} is leaving: {self._error}")
+        await asyncio.shield(self._started)
+
+    @asynccontextmanager
+    async def _mortal(self) -> AsyncIterator[None]:
+        """Around every use of the engine: an EngineDead out of it is the end of this process."""
+        try:
+            yield
+        except EngineDead as error:
+            self._die(error)
+            raise
+
+    async def _watch(self) -> None:
+        """An engine may die while nobody asks it anything."""
+        while self._stage != "dead":
+            await asyncio.sleep(_WATCH_S)
+            if self._stage != "ready":
+                continue
+            try:
+                await self._engine.health()
+            except EngineDead as error:
+                self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        if self._stage == "dead":
+            return
+        self._stage, self._error = "dead", error
+        self._gate.set("reject")
+        logger.error("server %d: %s; leaving so that it is started anew", self._index, error)
+        asyncio.get_running_loop().call_later(_FAREWELL_S, self._leave)
+
+    def _deadline(self, name: str) -> Deadline:
+        seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
+        return Deadline(f"{name} on server {self._index}", seconds, self._gate.state)
