@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config(tiny_model: str) -> MakeConfig:
-    """Configuration on the CPU; keywords override fields of `actor_rollout_ref.actor`, `optim_*` those of its optimizer."""
+    """Configuration on the CPU; keywords override fields of `actor_rollout_ref.actor`, `optim_*` those of its
+    optimizer.
+    """
 
     def make(world: int = 1, **overrides: Any) -> RunConfig:
         config = RunConfig()
@@ -68,6 +69,9 @@ def make_config(tiny_model: str) -> MakeConfig:
         actor.ppo_mini_batch_size = 2
         actor.call_timeout_s = 60.0
         actor.optim.lr = 1e-3
+        actor.optim.eps = (
+            1e-5  # a first AdamW step is the gradient's sign: rounding of tiny gradients must not decide it
+        )
         for name, value in overrides.items():
             section, field = (actor.optim, name.removeprefix("optim_")) if name.startswith("optim_") else (actor, name)
             if name == "temperature":
@@ -82,9 +86,11 @@ def make_config(tiny_model: str) -> MakeConfig:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batch() -> MakeBatch:
-    """Groups of rows of uneven length with tool tokens masked, NaN under every mask; all columns of an update present."""
+    """Groups of rows of uneven length with tool tokens masked, NaN under every mask; all columns of an update
+    present.
+    """
 
     def make(groups: int = 4, n: int = 3, seed: int = 0, tools: bool = True) -> TrainBatch:
         random = np.random.default_rng(seed)

@@ -74,7 +74,9 @@ def load(folder: str, model: PolicyModel, optimizer: torch.optim.Optimizer) -> P
 
 
 def load_start(folder: str, model: PolicyModel) -> None:
-    """Weights of a model folder, whatever else is held. No communication. Raises ModelError: the folder cannot be used."""
+    """Weights of a model folder, whatever else is held. No communication. Raises ModelError: the folder cannot be
+    used.
+    """
     fresh = dict(load_model(folder).named_parameters())
     for name, parameter in trained(model):
         assign(parameter, fresh[name].detach())

@@ -76,6 +76,7 @@ def _check_folder(place: Path) -> None:
 
 
 def _from_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -86,7 +87,7 @@ def _from_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
         loaded = loader.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **options
         )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         raise ModelError(f"cannot load a causal LM from {str(folder)!r}: {error}") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

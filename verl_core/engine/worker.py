@@ -38,11 +38,13 @@ class WorkerStatus:
     """What a worker says about itself.
 
     Attributes:
+        pid: its process, for those who look from outside.
         identity: of configuration and length of the run; a group of another identity is not attached to.
         settled: the weights are exactly those after `steps_done` steps.
     """
 
     rank: int
+    pid: int
     identity: str
     steps_done: int
     settled: bool
@@ -106,7 +108,9 @@ class PolicyWorker:
 
     def status(self) -> WorkerStatus:
         """See WorkerStatus."""
-        return WorkerStatus(self._rank, identity_of(self._config, self._total), self._steps_done, self._settled)
+        return WorkerStatus(
+            self._rank, os.getpid(), identity_of(self._config, self._total), self._steps_done, self._settled
+        )
 
     def old_log_probs(self, batch: TrainBatch) -> Share:
         """This rank's rows under the current weights, with entropy. Collective."""

@@ -22,6 +22,7 @@ from verl_core.engine.worker import PolicyWorker, WorkerStatus, identity_of, sha
 from verl_core.errors import DeadlineExceeded, PolicyError, VerlError
 from verl_core.weights.interface import WeightManifest
 
+NAME = "policy-"
 KILL_S = 30.0
 ActorOptions = Callable[[int], dict[str, Any]]
 
@@ -55,7 +56,7 @@ class PolicyGroup:
             ModelError: the model cannot be used.
             DeadlineExceeded: the ranks did not come up within trainer.init_timeout_s.
         """
-        group = cls(config, namespace, _named(config, namespace))
+        group = cls(config, namespace, _named(namespace))
         if group._usable(identity_of(config, total_steps)):
             return group
         group.shutdown()
@@ -128,13 +129,13 @@ class PolicyGroup:
         import ray
 
         deadline = Deadline("the policy ranks to end", KILL_S, lambda: f"still there: {len(left)}")
-        left = _named(self._config, self._namespace)
+        left = _named(self._namespace)
         while left:
             for actor in left:
                 ray.kill(actor)
             deadline.check()
             time.sleep(0.02)
-            left = _named(self._config, self._namespace)
+            left = _named(self._namespace)
         self._actors = []
         self._broken = "the policy was shut down"
 
@@ -145,7 +146,7 @@ class PolicyGroup:
         limit, threads = config.trainer.init_timeout_s, share_of_cores(config)
         actor_class = ray.remote(PolicyWorker)
         for rank in range(config.world_size):
-            options = {"num_cpus": 0, **actor_options(rank), "name": f"policy-{rank}", "namespace": self._namespace}
+            options = {"num_cpus": 0, **actor_options(rank), "name": f"{NAME}{rank}", "namespace": self._namespace}
             actor = actor_class.options(lifetime="detached", max_restarts=0, **options)
             self._actors.append(actor.remote(config, rank, total_steps, weights_folder, threads))
         meeting = ("", 0) if config.world_size == 1 else call_all(self._actors[:1], "rendezvous", (), limit)[0]
@@ -184,18 +185,19 @@ class PolicyGroup:
         return ray.put(batch)
 
 
-def _named(config: RunConfig, namespace: str) -> list[Any]:
-    """The actors of the group that Ray still knows, by rank."""
+def _named(namespace: str) -> list[Any]:
+    """The policy actors that Ray still knows in a namespace, by rank; also those of a group of another size."""
     import ray
 
-    names = {
-        entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == namespace
-    }
+    ranks = [
+        int(entry["name"].removeprefix(NAME))
+        for entry in ray.util.list_named_actors(all_namespaces=True)
+        if entry["namespace"] == namespace and entry["name"].startswith(NAME)
+    ]
     found = []
-    for rank in range(config.world_size):
-        if f"policy-{rank}" in names:
-            try:
-                found.append(ray.get_actor(f"policy-{rank}", namespace))
-            except ValueError:
-                continue  # it died between the two questions
+    for rank in sorted(ranks):
+        try:
+            found.append(ray.get_actor(f"{NAME}{rank}", namespace))
+        except ValueError:
+            continue  # it died between the two questions
     return found
