@@ -1,0 +1,200 @@
+"""ScriptedEngine: a deterministic inference engine without vLLM, for exact tests and simulations; never a default.
+
+Invariant: a request's tokens and log-probs are bit for bit a function of (weights, prompt, parameters with their
+seed). What else runs, in which order, and how often it is looked at changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+
+import torch
+
+from verl_core.config.schema import RunConfig
+from verl_core.deadline import Deadline
+from verl_core.errors import EngineDead, RolloutError
+from verl_core.rollout.interface import Generation, SamplingParams
+from verl_core.rollout.prefix_states import PrefixState
+from verl_core.rollout.scripted_model import ScriptedModel
+from verl_core.rollout.scripted_sampling import choose
+from verl_core.trajectory import Segment, StopReason
+from verl_core.weights.interface import WeightManifest
+from verl_core.weights.shm import ShmReceiver
+
+_SLICE_TOKENS = 16  # tokens of one request before the next one gets its turn
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One generation under way. `first` was read in one pass under `version`; `added` came token by token after it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    limit: int
+    generator: torch.Generator
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    version: int = -1
+    first: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
+    state: PrefixState | None = None
+
+    def result(self, reason: StopReason) -> Generation:
+        """What there is so far."""
+        segments = tuple(Segment(version, len(list(run))) for version, run in groupby(self.versions))
+        return Generation(tuple(self.tokens), tuple(self.log_probs), reason, segments)
+
+
+class ScriptedEngine:
+    """RolloutEngine over a torch model on one worker thread; the loop stays free to answer abort and health.
+
+    Args:
+        config: rollout.scripted_delay_s is slept per token, beside other requests, as on a real engine.
+        model_path: Hugging Face folder.
+    """
+
+    def __init__(self, config: RunConfig, model_path: str) -> None:
+        self.version = 0
+        self._rollout, self._max_len, self._path = config.actor_rollout_ref.rollout, config.max_model_len, model_path
+        self._thread = ThreadPoolExecutor(1, "scripted-engine", initializer=torch.set_num_threads, initargs=(1,))
+        self._loaded: ScriptedModel | None = None
+        self._running: set[_Request] = set()
+        self._awake = asyncio.Event()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Load the model."""
+        self._loaded = await self._in_thread(lambda: ScriptedModel(self._path))
+        self._awake.set()
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One completion, `max_tokens` cut to what fits max_model_len. While asleep it waits, up to
+        request_timeout_s."""
+        request = self._admit(request_id, prompt_ids, params)
+        parked = Deadline(f"request {request_id} at a sleeping engine", self._rollout.request_timeout_s)
+        self._running.add(request)
+        try:
+            while True:
+                await self._until_awake(request, parked)
+                reason = await self._in_thread(lambda: self._advance(request))
+                if reason is not None:
+                    return request.result(reason)
+                await self._delay(request)
+        finally:
+            request.cut.set()  # a cancelled request stops at its next token
+            self._running.discard(request)
+
+    async def abort_all(self) -> int:
+        """Cut off what runs; each request returns at its next token."""
+        running = list(self._running)
+        for request in running:
+            request.cut.set()
+        return len(running)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Stop at the next token of each request; returns when no request computes any more."""
+        self._awake.clear()
+        await self._in_thread(lambda: None)
+
+    async def wake(self) -> None:
+        """Go on where `sleep` stopped."""
+        self._awake.set()
+
+    async def update_weights(self, manifest: WeightManifest) -> None:
+        """Receive all tensors, check them, then swap. Requests in flight continue under the new weights."""
+        await self._in_thread(lambda: self._install(manifest))
+
+    async def health(self) -> None:
+        """Alive unless shut down."""
+        self._model()
+
+    async def shutdown(self) -> None:
+        """End the thread; requests in flight fail with EngineDead."""
+        self._closed = True
+        self._awake.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    # ---- on the loop
+
+    def _model(self) -> ScriptedModel:
+        if self._loaded is None or self._closed:
+            raise EngineDead("the scripted engine is not started, or was shut down")
+        return self._loaded
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        if self._closed:
+            raise EngineDead("the scripted engine was shut down")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _admit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> _Request:
+        model, prompt = self._model(), tuple(int(token) for token in prompt_ids)
+        if not prompt or min(prompt) < 0 or max(prompt) >= model.vocab_size:
+            raise RolloutError(
+                f"request {request_id}: the prompt is empty or has ids outside 0..{model.vocab_size - 1}"
+            )
+        limit = min(params.max_tokens, self._max_len - len(prompt))
+        if limit < 1:
+            raise RolloutError(
+                f"request {request_id}: {len(prompt)} prompt tokens and max_tokens {params.max_tokens} leave nothing "
+                f"to generate in max_model_len {self._max_len}"
+            )
+        return _Request(prompt, params, limit, torch.Generator().manual_seed(params.seed))
+
+    async def _until_awake(self, request: _Request, parked: Deadline) -> None:
+        if self._awake.is_set() or request.cut.is_set():
+            return
+        waits = [asyncio.ensure_future(self._awake.wait()), asyncio.ensure_future(request.cut.wait())]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=parked.left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not done:
+            raise parked.expired()
+
+    async def _delay(self, request: _Request) -> None:
+        if self._rollout.scripted_delay_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(request.cut.wait(), self._rollout.scripted_delay_s)
+
+    # ---- on the worker thread
+
+    def _advance(self, request: _Request) -> StopReason | None:
+        """Some more tokens; the reason when the request is over."""
+        model = self._model()
+        for _ in range(1 if self._rollout.scripted_delay_s > 0 else _SLICE_TOKENS):
+            if request.cut.is_set():
+                return "abort"
+            if self._closed or not self._awake.is_set():
+                return None
+            self._next_token(model, request)
+            if request.tokens[-1] in model.end_ids:
+                return "stop"
+            if len(request.tokens) == request.limit:
+                return "length"
+        return None
+
+    def _next_token(self, model: ScriptedModel, request: _Request) -> None:
+        if request.version != self.version:  # first token, or the weights changed: what was read is void
+            request.version, request.state = self.version, None
+            request.first, request.added = (*request.prompt, *request.tokens), ()
+        request.state = model.after(request.first, request.added, request.state)
+        token, log_prob = choose(request.state.logits, request.params, request.generator)
+        request.added = (*request.added, token)
+        request.tokens.append(token)
+        request.log_probs.append(log_prob)
+        request.versions.append(request.version)
+
+    def _install(self, manifest: WeightManifest) -> None:
+        received = ShmReceiver().receive(manifest)  # refuses what did not come through shared memory
+        self._model().install({name: tensor.float().clone() for name, tensor in received})
+        self.version = manifest.version

@@ -1,0 +1,76 @@
+"""The torch model behind the scripted engine. Owner: the engine's one worker thread; nothing here is thread-safe.
+
+Invariant: always a batch of one row in float32 on one torch thread, so logits are bit for bit a function of weights
+and ids.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from verl_core.errors import ModelError
+from verl_core.rollout.prefix_states import PrefixState, PrefixStates
+from verl_core.weights.expected import ExpectedWeights
+
+_KEPT_BYTES = 64 << 20
+
+
+class ScriptedModel:
+    """A Hugging Face causal LM folder, for inference on a CPU.
+
+    Attributes:
+        end_ids: tokens that end a response, from generation_config.json, else config.json.
+        vocab_size: ids below it are valid.
+    """
+
+    def __init__(self, folder: str) -> None:
+        import transformers  # heavy, and only this engine needs it
+
+        if not os.path.isdir(folder):
+            raise ModelError(f"no model folder at {folder}. Set actor_rollout_ref.model.path to a Hugging Face folder.")
+        self._expected = ExpectedWeights.from_folder(folder)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model = loaded.eval().requires_grad_(False)
+        self._new_cache: Callable[[], Any] = lambda: transformers.DynamicCache(config=loaded.config)
+        self._states = PrefixStates(_KEPT_BYTES)
+        self.vocab_size = int(loaded.get_input_embeddings().num_embeddings)
+        given = loaded.generation_config.eos_token_id
+        given = loaded.config.eos_token_id if given is None else given
+        self.end_ids = frozenset([given] if isinstance(given, int) else given or ())
+
+    def after(self, first: tuple[int, ...], added: tuple[int, ...], before: PrefixState | None) -> PrefixState:
+        """State after `first` (one pass) and `added` (one token at a time).
+
+        Args:
+            before: state without the last id of `added`; needed when `added` is not empty.
+        """
+        state = self._states.get((first, added))
+        if state is None:
+            state = self._extend(before, added[-1:] if before is not None else first)
+            self._states.put((first, added), state)
+        return state
+
+    def _extend(self, before: PrefixState | None, ids: tuple[int, ...]) -> PrefixState:
+        cache = self._new_cache() if before is None else before.forked_cache()
+        with torch.inference_mode():
+            out = self._model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return PrefixState(out.logits[0, -1].float().clone(), out.past_key_values)
+
+    def install(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all weights, or none.
+
+        Args:
+            tensors: by Hugging Face name; copied.
+
+        Raises:
+            WeightError: the set is not complete, fits another model, or is not finite. Nothing was changed.
+        """
+        complete, own = self._expected.check(tensors), self._model.state_dict()
+        with torch.no_grad():
+            for name, tensor in complete.items():
+                own[name].copy_(tensor)
+        self._states.clear()
