@@ -1,4 +1,5 @@
-"""`make bench-core`: what the core costs, measured in one run: the store, the update, the quickstart's step, a Flyte node."""
+"""`make bench-core`: what the core costs, measured in one run: the store, the update, the quickstart's step, a Flyte
+node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a Flyte node adds to a stage, on this machine: the time of nodes whose stage is done already.
 
-A finished run is walked again, node by node, through flytekit; each stage gives back what lies in the run directory, so what
-is left is flytekit's own work, the literals, the attach and the check of the input.
+A finished run is walked again, node by node, through flytekit; each stage gives back what lies in the run directory,
+so what is left is flytekit's own work, the literals, the attach and the check of the input.
 """
 
 from __future__ import annotations

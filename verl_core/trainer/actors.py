@@ -4,10 +4,10 @@ start ends the others with its own error."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from verl_core.config.schema import RunConfig
 from verl_core.engine.worker_group import PolicyGroup
@@ -15,6 +15,7 @@ from verl_core.reward.workers import RewardWorkers
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.servers import Servers
+from verl_core.trainer.device_weights import connect_devices
 from verl_core.trainer.placement import place
 from verl_core.trainer.ray_session import namespace_of
 from verl_core.trajectory import Prompt
@@ -23,14 +24,15 @@ from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.memory import MemoryStore
 from verl_core.transfer.tq_store import TransferQueueStore
 
-T = TypeVar("T")
-
 
 class Agents(Protocol):
     """What both paths' managers offer."""
 
     def dispatch(self, prompts: Sequence[Prompt]) -> None:
         """Fire and forget."""
+
+    def set_servers(self, servers: Mapping[str, Any]) -> None:
+        """The pool's members from now on: actor handles by name."""
 
     def shutdown(self) -> None:
         """Kill the workers."""
@@ -76,7 +78,9 @@ def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], w
         scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
         host = pool.submit(_host, config, namespace)
         stores = _stores(config, host.result())
-        agents = _agents(config, namespace, host.result(), servers.result(), stores[0])
+        agents = _agents(config, namespace, host.result(), stores[0])
+        agents.set_servers(servers.result().handles)
+        connect_devices(config, placement.device, policy.result(), servers.result())
         return RunActors(policy.result(), servers.result(), agents, scorer.result(), stores, host.result())
 
 
@@ -100,9 +104,8 @@ def _stores(config: RunConfig, host: StoreHost | None) -> tuple[TrajectoryStore,
     return TransferQueueStore.join(host.endpoint, timeout), TransferQueueStore.join(host.endpoint, timeout)
 
 
-def _agents(
-    config: RunConfig, namespace: str, host: StoreHost | None, servers: Servers, store: TrajectoryStore
-) -> Agents:
+def _agents(config: RunConfig, namespace: str, host: StoreHost | None, store: TrajectoryStore) -> Agents:
+    """Without servers yet, so that they start beside them."""
     if host is None:
-        return AgentLoopManager.launch(config, namespace, servers.handles, store)
-    return AgentLoopManagerTQ.attach_or_launch(config, namespace, host.endpoint, servers.handles)
+        return AgentLoopManager.launch(config, namespace, {}, store)
+    return AgentLoopManagerTQ.attach_or_launch(config, namespace, host.endpoint, {})
