@@ -79,7 +79,7 @@ def test_out_of_range_infinite_and_nan_are_refused(key: str) -> None:
             "trainer.total_training_steps: expected a whole number or null, got 'x' (text)",
         ),
         ("trainer.device=gpu", "trainer.device: expected one of auto, cpu, cuda"),
-        ("actor_rollout_ref.rollout.name=vlm", "expected one of vllm, scripted (did you mean vllm?), got 'vlm' (text)"),
+        ("actor_rollout_ref.rollout.name=vlm", "expected one of vllm, scripted, got 'vlm' (text)"),
         ("data.train_files=a.parquet", "data.train_files: expected a list, each entry text, got 'a.parquet' (text)"),
         ("trainer.logger=[1]", "trainer.logger: expected a list, each entry text, got [1] (list)"),
         ("data.prepare.config=3", "data.prepare.config: expected a section, got 3 (whole number)"),

@@ -87,7 +87,9 @@ def test_extra_info_is_optional_and_ground_truth_may_be_null(tmp_path: Path) -> 
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert refused(str(tmp_path / "none.parquet")) == f"{tmp_path}/none.parquet: no such file"
+    assert refused(str(tmp_path / "none.parquet")).startswith(
+        f"{tmp_path}/none.parquet: no such file; check data.train_files"
+    )
     (tmp_path / "bad.parquet").write_text("not parquet")
     assert f"{tmp_path}/bad.parquet: not a readable parquet file" in refused(str(tmp_path / "bad.parquet"))
     (tmp_path / "data.csv").write_text("a,b")

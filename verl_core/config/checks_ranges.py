@@ -33,9 +33,9 @@ class Range:
     def __str__(self) -> str:
         parts = []
         if self.low > -_INF:
-            parts.append(f"{'greater than' if self.low_open else 'at least'} {self.low:g}")
+            parts.append(f"{'greater than' if self.low_open else 'at least'} {self.low:.12g}")
         if self.high < _INF:
-            parts.append(f"{'less than' if self.high_open else 'at most'} {self.high:g}")
+            parts.append(f"{'less than' if self.high_open else 'at most'} {self.high:.12g}")
         return " or ".join([*(f"{value:g}" for value in self.also), " and ".join(parts)])
 
 

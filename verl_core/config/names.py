@@ -23,8 +23,6 @@ AGENT_LOOPS = ("single_turn_agent",)
 
 LOGGERS = ("console", "jsonl", "tensorboard")
 
-OWN_TASKS = ("one_digit_sums",)
-
 # Names that verl knows and this project does not have yet, so that the message can say so.
 VERL_ADV_ESTIMATORS = frozenset(
     {

@@ -6,7 +6,6 @@ Three conversions are lossless and allowed: a whole number for a float, a float 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
@@ -146,8 +145,7 @@ def _convert_choice(hint: Any, value: Any) -> Any:
     choices = get_args(hint)
     if isinstance(value, str) and value in choices:
         return value
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-    raise _Mismatch(expected_of(hint) + (f" (did you mean {near[0]}?)" if near else ""))
+    raise _Mismatch(expected_of(hint))
 
 
 def _convert_scalar(hint: Any, value: Any) -> Any:

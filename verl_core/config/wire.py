@@ -73,6 +73,7 @@ CHANGEABLE = (
     "trainer.steps_per_node",
     "trainer.init_timeout_s",
     "trainer.v1.buffer",
+    "actor_rollout_ref.actor.call_timeout_s",
     "actor_rollout_ref.rollout.request_timeout_s",
     "reward.num_workers",
     "ray",

@@ -40,7 +40,7 @@ def records_of(file: str, required: Sequence[str] = ()) -> Iterator[tuple[str, d
     (parquet; JSONL has no columns, there each row is its own)."""
     path = Path(file)
     if not path.is_file():
-        raise DataError(f"{file}: no such file")
+        raise DataError(f"{file}: no such file; check data.train_files, data.val_files or data.prepare.file")
     if path.suffix in _PARQUET:
         yield from _parquet(path, required)
     elif path.suffix in _JSONL:
