@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures as cf
 import os
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -259,6 +260,7 @@ class Propeller:
             "FLYTE_INTERNAL_TASK_VERSION": identity.version,
             "FLYTE_ATTEMPT_NUMBER": str(number),
             "PYTHONPATH": str(self.image),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         return {**os.environ, **{pair.key: pair.value for pair in template.container.env}, **own, **self.env}
 

@@ -1,0 +1,122 @@
+"""A training run node by node, each in a fresh process through the real `pyflyte-execute`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+
+from tests.flyte.propeller import Attempt, Literals, NodeFailed, Package, Propeller
+
+TRAIN = "workflows.train.train"
+STAGES = ("rollout", "reward", "advantage", "update")
+
+
+def literals(**values: Any) -> Literals:
+    """Inputs of a workflow, as a client sends them."""
+    context, kinds = FlyteContextManager.current_context(), {"config": dict, "overrides": list[str]}
+    found = {}
+    for name, value in values.items():
+        kind = kinds.get(name, type(value))
+        literal = TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind))
+        found[name] = literal.to_flyte_idl()
+    return found
+
+
+def inputs(root: Path, *overrides: str) -> Literals:
+    return literals(
+        config={"defaults": ["scripted"]}, overrides=[f"trainer.default_local_dir={root / 'runs'}", *overrides]
+    )
+
+
+@pytest.fixture
+def address(ray_cluster: None) -> Iterator[str]:
+    """The session's Ray stands for the held cluster: nodes join it as drivers, by the address of its control store."""
+    import ray
+
+    yield ray.get_runtime_context().gcs_address
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"].startswith("verl-emulated"):
+            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+
+
+def by_node(propeller: Propeller) -> dict[str, Attempt]:
+    """Last attempt of each node, by the last part of its path."""
+    return {attempt.node.rpartition("/")[2]: attempt for attempt in propeller.attempts}
+
+
+def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, address: str, tmp_path: Path) -> None:
+    propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": address, "VERL_RAY_CLIENT": address})
+    given = inputs(tmp_path, "trainer.total_training_steps=1", "trainer.experiment_name=emulated-shared")
+    outputs = propeller.run(TRAIN, given)
+
+    nodes = by_node(propeller)
+    assert all(attempt.exit_code == 0 and attempt.number == 0 for attempt in propeller.attempts)
+    assert {f"{stage}-000001" for stage in STAGES} < set(nodes)
+    assert {"cluster", "begin", "finish"} < set(nodes)
+
+    held, steps = nodes["cluster"], [nodes[f"{stage}-000001"] for stage in STAGES]
+    assert held.type == "ray"
+    assert all(held.started < step.started and step.ended < held.ended for step in steps)  # at the same time
+    assert all(a.ended <= b.started for a, b in pairwise(steps))  # one after the other
+
+    run = tmp_path / "runs" / "emulated-shared"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 1
+    assert outputs["o3" if "o3" in outputs else "steps"].scalar.primitive.integer == 1
+    assert outputs["report"].scalar.blob.uri == str(run / "report.html")
+    assert outputs["checkpoint"].scalar.blob.uri == str(run / "checkpoints" / "000001")
+    assert outputs["held_s"].scalar.primitive.float_value > 0
+    decks = list((tmp_path / "flyte").rglob("deck.html"))
+    assert [deck.parts[-4] for deck in decks] == ["finish"]
+    assert "<svg" in decks[0].read_text()
+    rollout = literal_file(tmp_path, "rollout-000001")
+    assert rollout == str(run / "steps" / "000001" / "trajectories.parquet")
+
+
+def literal_file(root: Path, node: str) -> str:
+    from flyteidl.core import literals_pb2
+
+    (path,) = (root / "flyte").rglob(f"{node}/0/out/outputs.pb")
+    return literals_pb2.LiteralMap.FromString(path.read_bytes()).literals["file"].scalar.blob.uri
+
+
+def test_a_wrong_configuration_fails_in_the_first_node_and_is_not_retried(
+    package: Package, image: Path, tmp_path: Path
+) -> None:
+    propeller = Propeller(package, tmp_path / "flyte", image)
+    with pytest.raises(
+        NodeFailed, match=re.compile(r"USER.*trainer\.total_training_step\b.*total_training_steps", re.S)
+    ):
+        propeller.run(TRAIN, inputs(tmp_path, "trainer.total_training_step=1"))
+    assert [attempt.task for attempt in propeller.attempts] == ["resolve_config"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_per_task_clusters_rebuild_everything_from_the_run_directory(
+    package: Package, image: Path, tmp_path: Path
+) -> None:
+    """RAY_ADDRESS=local gives every RayJob an empty cluster that dies with it, as KubeRay does."""
+    results = {}
+    for mode in ("stages", "chunk"):
+        propeller = Propeller(package, tmp_path / mode, image, {"RAY_ADDRESS": "local"})
+        overrides = [
+            "ray.mode=per_task",
+            "trainer.total_training_steps=2",
+            "trainer.save_freq=-1",  # step 1 leaves no checkpoint: step 2 replays its batch
+            f"trainer.steps_per_node={1 if mode == 'stages' else 2}",
+            f"trainer.experiment_name=emulated-{mode}",
+        ]
+        outputs = propeller.run(TRAIN, inputs(tmp_path, *overrides))
+        assert outputs["held_s"].scalar.primitive.float_value == 0
+        assert "cluster" not in by_node(propeller)
+        results[mode] = json.loads((tmp_path / "runs" / f"emulated-{mode}" / "summary.json").read_text())
+    assert results["stages"]["final_weights_sha256"] == results["chunk"]["final_weights_sha256"]
