@@ -1,6 +1,7 @@
 """evaluate: validation metrics of one checkpoint.
 
-pyflyte run workflows/evaluate.py evaluate --config configs/quickstart.yaml --checkpoint runs/quickstart/checkpoints/000060
+pyflyte run workflows/evaluate.py evaluate --config configs/quickstart.yaml \\
+    --checkpoint runs/quickstart/checkpoints/000060
 """
 
 from __future__ import annotations

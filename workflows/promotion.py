@@ -1,4 +1,4 @@
-"""train_and_promote: a dated training run and, behind a gate on its validation reward, the pointer to its checkpoint."""
+"""train_and_promote: a dated training run and, behind a gate on its validation reward, a pointer to its checkpoint."""
 
 from __future__ import annotations
 
