@@ -22,7 +22,7 @@ class Pace:
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
 
     def mark(self, step: int) -> None:
-        """`step` is done now. Step 0 (validation before training) takes no part in the pace; a repeated step neither."""
+        """`step` is done now. Step 0 (validation before training) takes no part in it, nor does a repeated step."""
         if not self._marks:
             self._marks.append((0, self._clock()) if step == 0 else (step - 1, self._opened))
         if step > self._marks[-1][0]:
