@@ -42,14 +42,14 @@ def start_policy(config: dict, key: str) -> FlyteDirectory:
 def data_place(config: RunConfig) -> str:
     """Where the data files lie once they are made."""
     if config.data.prepare.task:
-        return assets.asset_folder(config, "data", config.data.prepare)
+        return assets.data_folder(config)
     return " ".join([*config.data.train_files, "|", *config.data.val_files])
 
 
 def policy_place(config: RunConfig) -> str:
     """Where the start policy lies once it is made."""
     if config.warm_start.enable:
-        return assets.asset_folder(config, "policy", config.warm_start)
+        return assets.policy_folder(config)
     return config.actor_rollout_ref.model.path
 
 

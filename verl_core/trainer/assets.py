@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
 from verl_core.data.prepare import prepare
@@ -18,7 +19,7 @@ def data_files(config: RunConfig) -> tuple[list[str], list[str]]:
     """(train files, validation files), prepared now if data.prepare says so. See `verl_core.data.prepare`."""
     if not config.data.prepare.task:
         return config.data.train_files, config.data.val_files
-    prepared = prepare(config.data.prepare, asset_folder(config, "data", config.data.prepare))
+    prepared = prepare(config.data.prepare, data_folder(config))
     return [prepared.train], [prepared.val] if prepared.val else []
 
 
@@ -31,10 +32,21 @@ def model_folder(config: RunConfig) -> str:
     if config.warm_start.enable:
         from verl_core.warm_start import warm_start
 
-        return warm_start(config.warm_start, asset_folder(config, "policy", config.warm_start)).path
+        return warm_start(config, policy_folder(config)).path
     if not config.actor_rollout_ref.model.path:
         raise ConfigError("actor_rollout_ref.model.path is empty: name a model folder, or set warm_start.enable=true")
     return config.actor_rollout_ref.model.path
+
+
+def data_folder(config: RunConfig) -> str:
+    """Where the dataset of `data.prepare` belongs."""
+    return _asset(config, "data", config.data.prepare)
+
+
+def policy_folder(config: RunConfig) -> str:
+    """Where the policy of `warm_start` belongs; it depends on the task it is taught."""
+    data = config.data
+    return _asset(config, "policy", config.warm_start, data.prepare, data.train_files, data.val_files)
 
 
 def with_assets(config: RunConfig, train: list[str], val: list[str], model: str) -> RunConfig:
@@ -45,7 +57,7 @@ def with_assets(config: RunConfig, train: list[str], val: list[str], model: str)
     return ready
 
 
-def asset_folder(config: RunConfig, kind: str, settings: object) -> str:
-    """Where an asset made from the dataclass `settings` belongs."""
-    digest = stable_hash(dataclasses.asdict(settings))[:12]  # type: ignore[call-overload]
-    return os.path.abspath(os.path.join(config.trainer.default_local_dir, "assets", f"{kind}-{digest}"))
+def _asset(config: RunConfig, kind: str, *settings: Any) -> str:
+    plain = [dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part for part in settings]  # type: ignore[arg-type]
+    name = f"{kind}-{stable_hash(plain)[:12]}"
+    return os.path.abspath(os.path.join(config.trainer.default_local_dir, "assets", name))

@@ -1,7 +1,7 @@
 """Tying the policy's ranks to the servers for weight transports between devices.
 
-Invariant: on a CPU nothing happens here: weights go through shared memory and need no acquaintance. Device transports need
-GPUs and were not run where this was written; what is decided here without one is tested.
+Invariant: on a CPU nothing happens here: weights go through shared memory and need no acquaintance. Device transports
+need GPUs and were not run where this was written; what is decided here without one is tested.
 """
 
 from __future__ import annotations
