@@ -10,7 +10,7 @@ from verl_core.config.schema import PrepareConfig, RunConfig, WarmStartConfig
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.errors import DataError
 from verl_core.warm_start.examples import examples_of, pad
-from verl_core.warm_start.recipe import _curriculum, _task_rows, warm_start
+from verl_core.warm_start.recipe import _curriculum, _task_rows, recipe_of, warm_start
 from verl_core.warm_start.sft import accuracy
 
 
@@ -39,13 +39,37 @@ def test_the_result_tells_the_truth_about_the_folder(tmp_path: Path) -> None:
     assert f"step {result.steps}/150" in lines[-1]
 
 
-def test_equal_settings_give_equal_weights_and_replace_the_folder(tmp_path: Path) -> None:
-    config = config_of(steps=3)
-    first = warm_start(config, tmp_path / "policy", lambda line: None)
-    again = warm_start(config, tmp_path / "policy", lambda line: None)
-    other = warm_start(config_of(steps=3, seed=2), tmp_path / "other", lambda line: None)
+def test_equal_settings_give_equal_weights(tmp_path: Path) -> None:
+    first = warm_start(config_of(steps=3), tmp_path / "a", lambda line: None)
+    again = warm_start(config_of(steps=3), tmp_path / "b", lambda line: None)
+    other = warm_start(config_of(steps=3, seed=2), tmp_path / "c", lambda line: None)
     assert first.sha256 == again.sha256 != other.sha256
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "policy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_a_folder_is_made_once_per_recipe(tmp_path: Path) -> None:
+    config, lines = config_of(steps=2), []
+    first = warm_start(config, tmp_path / "policy", lines.append)
+    said = len(lines)
+    assert warm_start(config, tmp_path / "policy", lines.append) == first
+    assert len(lines) == said
+    config.data.prepare.seed = 2  # other rows: another policy
+    second = warm_start(config, tmp_path / "policy", lines.append)
+    assert len(lines) > said
+    (tmp_path / "policy" / "model.safetensors").write_bytes(b"damaged")
+    assert warm_start(config, tmp_path / "policy", lambda line: None).sha256 == second.sha256
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_recipe_names_what_decides_the_weights() -> None:
+    config = config_of()
+    known = recipe_of(config)
+    assert json.loads(json.dumps(known)) == known
+    config.warm_start.enable = False
+    config.trainer.seed = 99
+    assert recipe_of(config) == known
+    config.data.prepare.system_prompt = "Add."
+    assert recipe_of(config) != known
 
 
 def test_only_the_share_of_the_training_prompts_is_taught(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ be right.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,14 +46,18 @@ def examples_of(rows: Sequence[DatasetRow], tokenizer: ChatTokenizer) -> list[Ex
     Raises:
         DataError: a row has no ground truth to teach.
     """
-    found: dict[Example, None] = {}
+    distinct: dict[str, DatasetRow] = {}
     for row in rows:
         if row.ground_truth is None:
             raise DataError(f"{row.place}: no ground_truth; a warm start needs the right answer as text")
-        prompt = tokenizer.encode_chat(row.messages, row.place)
-        answer = tokenizer.inner.encode(str(row.ground_truth), add_special_tokens=False)
-        found[Example(tuple(prompt.tolist()), (*answer, tokenizer.eos_token_id))] = None
-    return list(found)
+        distinct.setdefault(json.dumps([row.messages, str(row.ground_truth)], sort_keys=True), row)
+    return [_example(row, tokenizer) for row in distinct.values()]
+
+
+def _example(row: DatasetRow, tokenizer: ChatTokenizer) -> Example:
+    prompt = tokenizer.encode_chat(row.messages, row.place)
+    answer = tokenizer.inner.encode(str(row.ground_truth), add_special_tokens=False)
+    return Example(tuple(prompt.tolist()), (*answer, tokenizer.eos_token_id))
 
 
 def pad(examples: Sequence[Example], pad_id: int) -> Padded:

@@ -1,19 +1,23 @@
 """`warm_start`: from a configuration to the folder of a tiny policy that is right about half of the time.
 
-Invariant: the folder appears whole or not at all, and its weights are a function of the configuration alone.
+Invariant: the folder appears whole or not at all, and its weights are a function of `recipe_of`.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from verl_core.config.schema import DataConfig, RunConfig
+from verl_core.config.wire import stable_hash
 from verl_core.data.prepare import rows_of
 from verl_core.data.reader import read_rows
 from verl_core.data.row import Columns, DatasetRow, checked_row
@@ -25,6 +29,7 @@ from verl_core.warm_start.model import build_model, write_policy
 from verl_core.warm_start.sft import Progress, train
 from verl_core.warm_start.tokenizer import make_tokenizer
 
+_ACCOUNT = "warm_start.json"
 _LINE_EVERY_S = 2.0
 _SPLIT = 2  # keeps the random stream that chooses what is taught apart from the one that draws rows
 
@@ -38,7 +43,7 @@ class WarmStartResult:
         sampled_accuracy: probability that a sample at temperature 1 is right, mean over the task's distinct prompts.
         greedy_accuracy: share of them that greedy decoding gets right.
         steps: optimizer steps taken.
-        seconds: wall time of training.
+        seconds: wall time of building and training.
         sha256: of the weights file.
     """
 
@@ -53,31 +58,55 @@ class WarmStartResult:
 def warm_start(config: RunConfig, out_dir: str | Path, say: Callable[[str], None] | None = None) -> WarmStartResult:
     """Build the tiny policy of `config.warm_start` and teach it part of the task of `config.data`.
 
+    A folder that an earlier call with the same `recipe_of` made is used as it is; any other is replaced whole.
+
     Args:
-        out_dir: folder to publish; an existing one is replaced.
         say: gets a progress line now and then; None writes them to stderr.
 
     Raises:
         DataError: no or unusable rows.
         ConfigError: the model's shape is impossible.
     """
-    started = time.monotonic()
-    settings = config.warm_start
+    folder, recipe = Path(out_dir), recipe_of(config)
+    if (known := _made_before(folder, recipe)) is not None:
+        return known
+    settings, started = config.warm_start, time.monotonic()
     inner = make_tokenizer()
     judged, taught = _curriculum(config, ChatTokenizer(inner, "the tiny policy"))
     model = build_model(inner, settings)
     line = _ProgressLine(settings.steps, settings.target_accuracy, say or _to_stderr)
     end = train(model, taught, judged, inner.pad_token_id, settings, line)
-    with published(Path(out_dir)) as scratch:
+    with published(folder) as scratch:
         write_policy(model, inner, scratch)
-    return WarmStartResult(
-        path=str(out_dir),
-        sampled_accuracy=end.accuracy.sampled,
-        greedy_accuracy=end.accuracy.greedy,
-        steps=end.step,
-        seconds=time.monotonic() - started,
-        sha256=weights_file_sha256(Path(out_dir)),
-    )
+        result = WarmStartResult(
+            path=str(folder),
+            sampled_accuracy=end.accuracy.sampled,
+            greedy_accuracy=end.accuracy.greedy,
+            steps=end.step,
+            seconds=time.monotonic() - started,
+            sha256=weights_file_sha256(scratch),
+        )
+        (scratch / _ACCOUNT).write_text(json.dumps({"recipe": recipe, "result": asdict(result)}, indent=2))
+    return result
+
+
+def recipe_of(config: RunConfig) -> dict[str, Any]:
+    """Everything the weights depend on, as JSON for cache keys: settings, the rows' content, torch's version."""
+    settings = asdict(config.warm_start)
+    del settings["enable"]
+    rows = [[(row.messages, row.ground_truth) for row in split] for split in _task_rows(config.data)]
+    return {**settings, "rows": stable_hash(rows), "torch": importlib.metadata.version("torch")}
+
+
+def _made_before(folder: Path, recipe: dict[str, Any]) -> WarmStartResult | None:
+    """The result of an earlier call, if its folder still holds the weights it wrote."""
+    account = folder / _ACCOUNT
+    if not account.is_file():
+        return None
+    found = json.loads(account.read_text())
+    if found["recipe"] != recipe or found["result"]["sha256"] != weights_file_sha256(folder):
+        return None
+    return replace(WarmStartResult(**found["result"]), path=str(folder))
 
 
 def _curriculum(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[list[Example], list[Example]]:
