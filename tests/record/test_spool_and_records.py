@@ -67,6 +67,9 @@ def test_a_torn_spool_keeps_every_group_whose_append_returned(tmp_path: Path) ->
         left = sum(end <= length for end in ends)
         assert [group.prompt.uid for group in spool.read()] == [f"u{i}" for i in range(left)]
     file.write_bytes(whole[: ends[1] + 40])
+    with pytest.raises(RecordError, match="has shrunk"):
+        spool.append(groups)
+    spool = StepSpool(RunDir(tmp_path), 12)  # as the next process does
     spool.append([Group(prompt("new", 9), [trajectory("new")], ())])
     assert [group.prompt.uid for group in spool.read()] == ["u0", "u1", "new"]
     flipped = bytearray(whole)

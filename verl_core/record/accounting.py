@@ -7,7 +7,8 @@ weights: the events that the weights now held descend from. A crash after checkp
 `resumed` from step k, position p voids
 
 * claims and trained marks whose `step` is above k;
-* servings and drops that are numbered above p and whose `step` is above k (what is unknown counts as above). A later
+* servings and drops that are numbered above p and whose `step` is above k. Without p (a run in which nothing is served
+  ahead) the step alone decides; an event that names no step belongs to the one after the last trained step. A later
   event of the same row revives its serving: the group was finished before the crash and is used again.
 
 A claim of a step <= k that has no outcome yet counts as trained at that moment: checkpoint k holds its update, and the
@@ -59,11 +60,11 @@ class _Row:
 
     served: int = 0  # number of the serving event in the lineage; 0 = not in the lineage
     ever_served: bool = False
-    serving_step: int | None = None
+    serving_step: int = 0
     claim: int | None = None  # step
     trained: set[int] = field(default_factory=set)  # steps
     doubled: set[int] = field(default_factory=set)  # steps whose mark names two attempts of the row
-    drop: tuple[str, int | None, int] | None = None  # reason, step, event number
+    drop: tuple[str, int, int] | None = None  # reason, step, event number
 
     @property
     def settled(self) -> bool:
@@ -96,15 +97,16 @@ class _Lineage:
                 self._mark(self.rows.setdefault(base, _Row()), event, times)
 
     def _mark(self, row: _Row, event: Event, times: int) -> None:
-        step = event.detail.get("step")
+        named = event.detail.get("step")
+        step = int(named) if named is not None else self.last_trained + 1
         if event.kind == "served":
             row.ever_served, row.serving_step = True, step
         if row.ever_served and not row.served:
             row.served = event.number
         if event.kind == "claimed":
-            row.claim = int(step or 0)
+            row.claim = step
         elif event.kind == "trained":
-            done = int(step if step is not None else row.claim or 0)
+            done = step if named is not None or row.claim is None else row.claim
             row.trained.add(done)
             row.doubled |= {done} if times > 1 else set()
             self.last_trained = max(self.last_trained, done)
@@ -127,9 +129,9 @@ class _Lineage:
                 row.served = 0
 
 
-def _is_void(number: int, event_step: int | None, step: int, position: int | None) -> bool:
+def _is_void(number: int, event_step: int, step: int, position: int | None) -> bool:
     """Whether an event is later than the checkpoint by both its marks."""
-    return (position is None or number > position) and (event_step is None or event_step > step)
+    return event_step > step and (position is None or number > position)
 
 
 def account(events: Iterable[Event]) -> Accounting:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from verl_core.errors import RecordError
 from verl_core.record import disk
 from verl_core.record.storage import Storage
 
@@ -50,6 +52,7 @@ class LocalLog:
         disk.make_folder(path.parent)
         is_new = not path.exists()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._close = weakref.finalize(self, os.close, self._descriptor)  # also when nobody called close()
         if is_new:
             disk.sync(path.parent)
 
@@ -73,13 +76,13 @@ class LocalLog:
 
     def close(self) -> None:
         with self._thread:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._close()
 
     def _catch_up(self) -> bytes:
         """Bytes after the last look. Nobody writes while we hold the lock, so a part of a record is a dead writer's."""
         size = os.fstat(self._descriptor).st_size
+        if size < self._seen:
+            raise RecordError(f"{self._path} has shrunk from {self._seen} to {size} bytes: somebody else edits it")
         fresh = b""
         while len(fresh) < size - self._seen:
             fresh += os.pread(self._descriptor, size - self._seen - len(fresh), self._seen + len(fresh))

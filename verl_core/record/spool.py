@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 
-from verl_core.record.append_log import open_log, read_log
+from verl_core.record.append_log import LocalLog, SegmentLog, open_log, read_log
 from verl_core.record.canonical import compact
 from verl_core.record.prompts import prompt_from_json, prompt_to_json
 from verl_core.record.rundir import RunDir
@@ -28,17 +28,16 @@ class StepSpool:
 
     def __init__(self, rundir: RunDir, step: int) -> None:
         self._rundir, self.path = rundir, f"{rundir.step_dir(step)}/spool.bin"
+        self._log: LocalLog | SegmentLog | None = None
 
     def append(self, groups: Sequence[Group]) -> None:
         """Keep finished groups durably: one write and one fsync for all of them."""
         if not groups:
             return
-        log = open_log(self._rundir.storage, self.path, whole_frames)
-        try:
-            with log.exclusive():
-                log.write(b"".join(_frame(group) for group in groups))
-        finally:
-            log.close()
+        if self._log is None:
+            self._log = open_log(self._rundir.storage, self.path, whole_frames)
+        with self._log.exclusive():
+            self._log.write(b"".join(_frame(group) for group in groups))
 
     def read(self) -> list[Group]:
         """All groups that were kept, in the order of arrival; a uid that was kept twice comes once."""
@@ -48,6 +47,9 @@ class StepSpool:
 
     def remove(self) -> None:
         """Forget the groups; their trajectories are durable elsewhere."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         for name in self._rundir.names(self.path.rpartition("/")[0]):
             if name.startswith("spool"):
                 self._rundir.remove(f"{self.path.rpartition('/')[0]}/{name}")
