@@ -86,8 +86,16 @@ def resume_difference(old: RunConfig, new: RunConfig) -> list[str]:
     return [
         f"{key}: {before[key]!r} -> {after[key]!r}"
         for key in before
-        if before[key] != after[key] and not _changeable(key)
+        if _portable(before[key]) != _portable(after[key]) and not _changeable(key)
     ]
+
+
+def _portable(value: Any) -> Any:
+    """Assets are named by a hash of what made them (`verl_core.trainer.assets`): where their root lies is no
+    difference."""
+    if isinstance(value, list):
+        return [_portable(entry) for entry in value]
+    return value.rpartition("/assets/")[2] if isinstance(value, str) else value
 
 
 def _changeable(key: str) -> bool:

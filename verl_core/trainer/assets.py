@@ -11,13 +11,14 @@ import os
 from typing import Any
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
+from verl_core.config.schema import PrepareConfig, WarmStartConfig
 from verl_core.data.prepare import prepare
 from verl_core.errors import ConfigError
 
 
 def data_files(config: RunConfig) -> tuple[list[str], list[str]]:
     """(train files, validation files), prepared now if data.prepare says so. See `verl_core.data.prepare`."""
-    if not config.data.prepare.task:
+    if not config.data.prepare.enabled:
         return config.data.train_files, config.data.val_files
     prepared = prepare(config.data.prepare, data_folder(config))
     return [prepared.train], [prepared.val] if prepared.val else []
@@ -50,8 +51,10 @@ def policy_folder(config: RunConfig) -> str:
 
 
 def with_assets(config: RunConfig, train: list[str], val: list[str], model: str) -> RunConfig:
-    """A copy of `config` that names the files and the folder."""
+    """A copy of `config` that names the files and the folder instead of how to make them; so it can be used as a source
+    again. How they were made is written down beside them."""
     ready = from_dict(to_dict(config))
+    ready.data.prepare, ready.warm_start = PrepareConfig(), WarmStartConfig()
     ready.data.train_files, ready.data.val_files = train, val
     ready.actor_rollout_ref.model.path = model
     return ready

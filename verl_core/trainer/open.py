@@ -97,7 +97,11 @@ def _open(config: RunConfig, owner: str | None, stack: contextlib.ExitStack) -> 
                 actors.stores[0], config.trainer.v1.buffer, actors.agents.dispatch, journal, stream.reissue
             ),
             validation_buffer=ReplayBuffer(
-                actors.stores[1], config.trainer.v1.buffer, actors.agents.dispatch, NoLedger(), stream.reissue
+                actors.stores[1],
+                config.trainer.v1.buffer,
+                actors.agents.dispatch,
+                NoLedger(),
+                (validation or stream).reissue,
             ),
             scorer=actors.scorer,
             sinks=sinks,
