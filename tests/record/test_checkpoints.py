@@ -242,17 +242,16 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
         assert victim.stdout is not None
         first = int(victim.stdout.readline())
         assert first >= told
-        time.sleep(rng.uniform(0.02, 0.3))
+        lines = [victim.stdout.readline() for _ in range(rng.randint(1, 4))]
+        time.sleep(rng.uniform(0, 0.03))
         victim.kill()
-        told = [first, *(int(line) for line in victim.stdout.read().split())][-1]
+        told = [first, *(int(line) for line in [*lines, *victim.stdout.read().split()])][-1]
         victim.wait(timeout=30)
         found = CheckpointStore(RunDir(tmp_path)).newest_whole()
         assert found.skipped == ()
-        if found.checkpoint is None:
-            assert told == 0
-            continue
+        assert found.checkpoint is not None
         assert found.checkpoint.step in (told, told + 1)
         for name in "abcd":
             assert (found.checkpoint.folder / name).read_bytes() == bytes([found.checkpoint.step % 256]) * 200_000
-    assert told > 6
+    assert told >= 6
     assert len(os.listdir(tmp_path / "checkpoints")) < 12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.record.rows import equal, rewards, trajectories, trajectory
@@ -19,6 +19,7 @@ from verl_core.record.trajectories import pack_trajectories, read_trajectories, 
 from verl_core.trajectory import Reward, Trajectory
 
 
+@settings(max_examples=40)
 @given(st.lists(trajectories(), max_size=5))
 def test_trajectories_survive_parquet(rows: list[Trajectory]) -> None:
     back = unpack_trajectories(pack_trajectories(rows))
@@ -26,11 +27,13 @@ def test_trajectories_survive_parquet(rows: list[Trajectory]) -> None:
     assert all(equal(a, b) for a, b in zip(rows, back, strict=True))
 
 
+@settings(max_examples=40)
 @given(st.lists(rewards(), max_size=5))
 def test_rewards_survive_parquet(rows: list[Reward]) -> None:
     assert unpack_rewards(pack_rewards(rows)) == rows
 
 
+@settings(max_examples=40)
 @given(st.lists(trajectories(), min_size=1, max_size=5), st.integers(0, 2**32))
 def test_batch_survives_safetensors(rows: list[Trajectory], seed: int) -> None:
     batch = TrainBatch.from_trajectories(rows, np.random.default_rng(seed).normal(size=len(rows)).tolist())

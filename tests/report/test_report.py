@@ -60,8 +60,8 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    run = RunDir(tmp_path_factory.mktemp("demo"))
+def run() -> RunDir:
+    run = RunDir(f"memory://{uuid.uuid4().hex}")
     build(run, steps=40)
     return run
 
@@ -134,8 +134,8 @@ def test_a_run_without_any_step_and_one_that_runs(kind: str, tmp_path: Path) -> 
     assert "Samples" in page.text
 
 
-def test_a_damaged_checkpoint_is_told_in_the_table(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
+def test_a_damaged_checkpoint_is_told_in_the_table() -> None:
+    run = RunDir(f"memory://{uuid.uuid4().hex}")
     build(run, steps=20)
     run.publish_bytes("checkpoints/000020/MANIFEST.json", b"{")
     assert "MANIFEST.json is damaged" in Outline(render_report(run, char)).words

@@ -93,10 +93,12 @@ class _Lineage:
             self.is_over = False
             bases = event.detail.get("base_uids") or [self.bases.get(uid, uid) for uid in event.uids]
             self.bases.update(zip(event.uids, bases, strict=True))
-            for base, times in Counter(bases).items():
-                self._mark(self.rows.setdefault(base, _Row()), event, times)
+            seen: set[str] = set()
+            for base in bases:
+                self._mark(self.rows.setdefault(base, _Row()), event, base in seen)
+                seen.add(base)
 
-    def _mark(self, row: _Row, event: Event, times: int) -> None:
+    def _mark(self, row: _Row, event: Event, is_repeated: bool) -> None:
         named = event.detail.get("step")
         step = int(named) if named is not None else self.last_trained + 1
         if event.kind == "served":
@@ -108,7 +110,8 @@ class _Lineage:
         elif event.kind == "trained":
             done = step if named is not None or row.claim is None else row.claim
             row.trained.add(done)
-            row.doubled |= {done} if times > 1 else set()
+            if is_repeated:
+                row.doubled.add(done)
             self.last_trained = max(self.last_trained, done)
         elif event.kind == "dropped":
             row.drop = (str(event.detail.get("reason", "no reason given")), step, event.number)

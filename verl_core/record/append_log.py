@@ -1,5 +1,6 @@
-"""AppendLog: a file that only grows. Invariant: once `write` returned, its bytes survive any crash; a write that a
-crash cut short is never read, and is cut off before the next one. Several processes of one machine may append in turns.
+"""AppendLog: a file that only grows. Invariant: once a durable `write` returned, its bytes survive any crash; a write
+that a crash cut short is never read, and is cut off before the next one. Several processes of one machine may append in
+turns.
 
 On object stores, which cannot append, the log is a row of segments `journal-000001.jsonl`, each put whole; there one
 process writes at a time.
@@ -35,8 +36,9 @@ class AppendLog(Protocol):
     def exclusive(self) -> Iterator[bytes]:  # a context manager
         """Hold the log; gives the bytes that were appended since the last look (the first time: all)."""
 
-    def write(self, data: bytes) -> None:
-        """Append whole records durably; only while the log is held."""
+    def write(self, data: bytes, durable: bool = True) -> None:
+        """Append whole records; only while the log is held. What is not durable yet becomes so with the next write that
+        is: a later record never survives an earlier one."""
 
     def close(self) -> None:
         """Let go of the file. Idempotent."""
@@ -65,10 +67,11 @@ class LocalLog:
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, durable: bool = True) -> None:
         try:
             disk.write_all(self._descriptor, data)
-            os.fsync(self._descriptor)
+            if durable:
+                os.fsync(self._descriptor)
         except OSError:  # disk full: leave no part behind that a later write would follow
             os.ftruncate(self._descriptor, self._seen)
             raise
@@ -113,7 +116,7 @@ class SegmentLog:
             self._looked = True
             yield old
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, durable: bool = True) -> None:
         grown = self._segment + data
         if self._number and len(grown) <= SEGMENT_BYTES:
             self._storage.put(segment_path(self._path, self._number), grown)

@@ -1,5 +1,7 @@
-"""Journal: the ledger of what happened to every uid. Invariant: append-only, numbered without gaps, one durable write
-per call.
+"""Journal: the ledger of what happened to every uid. Invariant: append-only, numbered without gaps, one write per call.
+
+Events that the accounting counts are durable when `record` returns. Those of attempts (finished, failed, reissued) become
+so with the next one that is: no disk wait per arrival, and nothing that is counted can be lost.
 
 A line is `{"n": 17, "t": unix seconds, "event": "claimed", "uids": [...], "detail": {...}}`. Details that the
 accounting reads: `base_uids` (aligned with uids, when an attempt's uid differs from its base), `step`, `reason`.
@@ -20,6 +22,8 @@ from verl_core.record.json_lines import parse_lines, whole_lines
 from verl_core.record.rundir import RunDir
 
 PATH = "journal.jsonl"
+
+_ATTEMPTS = frozenset({"finished", "failed", "reissued"})
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +65,12 @@ class Journal:
         return self._file.cut
 
     def record(self, event: str, uids: Sequence[str], **detail: Any) -> None:
-        """Append one event durably. `detail` is JSON; numpy values are accepted."""
+        """Append one event. `detail` is JSON; numpy values are accepted."""
         with self._file.exclusive() as fresh:
             self._absorb(fresh)
             line = {"n": self._number + 1, "t": round(time.time(), 3), "event": event, "uids": list(uids)}
-            self._file.write(json.dumps({**line, "detail": plain(detail)}, separators=(",", ":")).encode() + b"\n")
+            text = json.dumps({**line, "detail": plain(detail)}, separators=(",", ":"))
+            self._file.write(text.encode() + b"\n", durable=event not in _ATTEMPTS)
             self._number += 1
 
     def resumed(self, from_step: int, position: int | None = None) -> None:
