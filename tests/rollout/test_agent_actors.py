@@ -12,6 +12,7 @@ import pytest
 from tests.rollout.agent_cases import config_of, prompt_of, tiny_model
 from verl_core.config.schema import BufferConfig, RunConfig
 from verl_core.errors import ConfigError, RolloutError
+from verl_core.rollout import named_actor
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.servers import Servers
@@ -27,7 +28,7 @@ ODD = "tests.rollout.agent_cases.OddAgent"
 
 
 def run_config(folder: Path, workers: int = 2) -> RunConfig:
-    config = config_of(num_servers=2, request_timeout_s=20.0)
+    config = config_of(num_servers=1, request_timeout_s=20.0)
     config.actor_rollout_ref.model.path = str(folder)
     config.actor_rollout_ref.rollout.agent.default_agent_loop = ODD
     config.actor_rollout_ref.rollout.agent.num_workers = workers
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def servers(ray_cluster: None, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     weights = tmp_path_factory.mktemp("weights")
-    started = Servers.attach_or_launch(run_config(folder), SPACE, weights, num_servers=2, device="cpu")
+    started = Servers.attach_or_launch(run_config(folder), SPACE, weights, device="cpu")
     yield started
     started.shutdown()
 
@@ -114,21 +115,6 @@ def test_a_bad_session_costs_its_group_only(manager: AgentLoopManagerTQ, queue: 
     assert len(queue.fetch([tags[bad.uid].manifest])) == 3
 
 
-def test_another_driver_attaches_and_another_configuration_does_not(
-    manager: AgentLoopManagerTQ, folder: Path, servers: Servers, host: StoreHost, queue: TransferQueueStore
-) -> None:
-    again = AgentLoopManagerTQ.attach_or_launch(run_config(folder), SPACE, host.endpoint, servers.handles)
-    assert again.attached == 2
-    other = run_config(folder)
-    other.data.max_response_length = 8
-    replaced = AgentLoopManagerTQ.attach_or_launch(other, SPACE, host.endpoint, servers.handles)
-    assert replaced.attached == 0
-    prompt = prompt_of(130, n=2)
-    replaced.dispatch([prompt])
-    tag = settled(queue, [prompt])[prompt.uid]
-    assert max(len(row.response_ids) for row in queue.fetch([tag.manifest])) <= 8
-
-
 def test_an_unknown_agent_loop_fails_before_any_actor_starts(folder: Path, servers: Servers, host: StoreHost) -> None:
     config = run_config(folder)
     config.actor_rollout_ref.rollout.agent.default_agent_loop = "nobody"
@@ -151,12 +137,11 @@ def legacy(folder: Path, servers: Servers) -> Iterator[Callable[..., AgentLoopMa
 
 
 def test_the_legacy_path_gives_the_same_rows(
-    legacy: Callable[..., AgentLoopManager], folder: Path, servers: Servers, host: StoreHost, queue: TransferQueueStore
+    manager: AgentLoopManagerTQ, queue: TransferQueueStore, legacy: Callable[..., AgentLoopManager]
 ) -> None:
     """One worker or two, through Ray or through TransferQueue: the same bits."""
     prompts = [prompt_of(number, n=4) for number in range(140, 148)]
-    new = AgentLoopManagerTQ.attach_or_launch(run_config(folder), SPACE, host.endpoint, servers.handles)
-    new.dispatch(prompts)
+    manager.dispatch(prompts)
     through_queue = settled(queue, prompts)
     store = MemoryStore()
     legacy(store).dispatch(prompts)
@@ -165,33 +150,29 @@ def test_the_legacy_path_gives_the_same_rows(
     assert content(old_rows) == content(queue.fetch([tag.manifest for tag in through_queue.values()]))
 
 
-def test_a_dead_worker_fails_its_groups_at_once_and_restarts(legacy: Callable[..., AgentLoopManager]) -> None:
+def test_a_dead_worker_fails_its_groups_at_once_and_restarts_until_it_is_gone_for_good(
+    legacy: Callable[..., AgentLoopManager],
+) -> None:
     import ray
 
     store = MemoryStore()
     manager = legacy(store)
-    stuck, later = prompt_of(150, n=2, **{"0": "hang"}), prompt_of(151, n=2)
-    manager.dispatch([stuck])
     actor = manager._workers.actors["agent-0"]
+    first, second, third = (prompt_of(number, n=2, **{"0": "hang"}) for number in (150, 151, 152))
+    sound = prompt_of(153, n=2)
+    manager.dispatch([first])
     ray.kill(actor, no_restart=False)
-    tag = settled(store, [stuck], seconds=30)[stuck.uid]
+    tag = settled(store, [first], seconds=30)[first.uid]
     assert tag.status.value == "failure"
     assert "agent-0: its agent worker died" in tag.manifest.errors[0]
-    manager.dispatch([later])  # waits for Ray to restart the worker
-    assert settled(store, [later])[later.uid].status.value == "finished"
 
+    manager.dispatch([sound, second])  # waits for Ray to restart the worker, which must learn of the servers again
+    assert settled(store, [sound])[sound.uid].status.value == "finished"
 
-def test_a_worker_that_is_gone_for_good_is_an_error(legacy: Callable[..., AgentLoopManager]) -> None:
-    import ray
-
-    store = MemoryStore()
-    manager = legacy(store)
-    stuck = prompt_of(160, n=2, **{"0": "hang"})
-    manager.dispatch([stuck])
-    ray.kill(manager._workers.actors["agent-0"])
-    assert settled(store, [stuck], seconds=30)[stuck.uid].status.value == "failure"
+    ray.kill(actor)
+    assert settled(store, [second], seconds=30)[second.uid].status.value == "failure"
     with pytest.raises(RolloutError, match=r"no agent worker is alive|no longer collected"):
-        manager.dispatch([prompt_of(161)])
+        manager.dispatch([third])
 
 
 def test_prompts_of_a_dead_worker_go_to_a_living_one(legacy: Callable[..., AgentLoopManager]) -> None:
@@ -217,3 +198,20 @@ def test_reset_forgets_what_runs(legacy: Callable[..., AgentLoopManager]) -> Non
     assert store.tags() == {}
     manager.dispatch([prompt_of(180, n=2)])
     assert settled(store, [old])[old.uid].status.value == "finished"
+
+
+def test_another_driver_attaches_and_another_configuration_does_not(
+    manager: AgentLoopManagerTQ, folder: Path, servers: Servers, host: StoreHost, queue: TransferQueueStore
+) -> None:
+    """The last test of this module: it replaces the shared workers."""
+    again = AgentLoopManagerTQ.attach_or_launch(run_config(folder), SPACE, host.endpoint, servers.handles)
+    assert again.attached == 2
+    other = run_config(folder, workers=1)
+    other.data.max_response_length = 8
+    replaced = AgentLoopManagerTQ.attach_or_launch(other, SPACE, host.endpoint, servers.handles)
+    assert replaced.attached == 0
+    assert named_actor.find("agent-1", SPACE) is None
+    prompt = prompt_of(130, n=2)
+    replaced.dispatch([prompt])
+    tag = settled(queue, [prompt])[prompt.uid]
+    assert max(len(row.response_ids) for row in queue.fetch([tag.manifest])) <= 8

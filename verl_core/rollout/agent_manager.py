@@ -65,9 +65,13 @@ class AgentLoopManagerTQ:
             attached += actor is not None
             if actor is None:
                 named_actor.remove(name, namespace, deadline)
-                arguments = (config, name, identity, dict(servers), endpoint)
+                arguments = (config, name, identity, endpoint)
                 actor = named_actor.start(AgentLoopWorkerTQ, name, namespace, options, *arguments)
             actors[name] = actor
+        surplus = len(actors)
+        while named_actor.find(f"agent-{surplus}", namespace) is not None:  # of a configuration with more workers
+            named_actor.remove(f"agent-{surplus}", namespace, deadline)
+            surplus += 1
         wait_until_ready(actors, deadline)
         return cls(AgentWorkers(actors, namespace, dict(servers)), attached)
 

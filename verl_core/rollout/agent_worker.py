@@ -1,5 +1,9 @@
 """The agent workers: Ray actors that run agent loops. Invariant: no method blocks the event loop, so a worker that
-answers `health` late is a worker whose agent loop blocks it."""
+answers `health` late is a worker whose agent loop blocks it.
+
+They learn of the inference servers with each dispatch, not when they are built: Ray would keep handles given to a
+constructor with the process that gave them, and could not restart the actor once that process is gone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,6 @@ class AgentWorker:
     Args:
         name: of the actor; the `owner` of its groups.
         identity: see `identity_of`.
-        servers: handles of the inference servers by name.
     """
 
     def __init__(
@@ -39,13 +42,12 @@ class AgentWorker:
         config: RunConfig,
         name: str,
         identity: str,
-        servers: Mapping[str, ServerHandle],
         sink: GroupSink,
         trouble: Trouble,
     ) -> None:
         rollout = config.actor_rollout_ref.rollout
         self._identity, self._life = identity, uuid.uuid4().hex
-        self._pool: ServerPool[ServerHandle] = ServerPool(servers, request_seed(rollout.seed, name, 0))
+        self._pool: ServerPool[ServerHandle] = ServerPool({}, request_seed(rollout.seed, name, 0))
         agent = agent_loop_for(rollout.agent.default_agent_loop)(config)
         client = PoolClient(self._pool, rollout.request_timeout_s)
         self._core = AgentCore(GroupRunner(config, agent, client, name), sink, trouble)
@@ -77,24 +79,22 @@ class AgentWorker:
 class AgentLoopWorkerTQ(AgentWorker):
     """Publishes every settled group in the store at `endpoint`."""
 
-    def __init__(
-        self, config: RunConfig, name: str, identity: str, servers: Mapping[str, ServerHandle], endpoint: Endpoint
-    ) -> None:
+    def __init__(self, config: RunConfig, name: str, identity: str, endpoint: Endpoint) -> None:
         from verl_core.transfer.tq_store import (
             TransferQueueStore,
         )  # seconds of import that the legacy path need not pay
 
         store = TransferQueueStore.join(endpoint, config.trainer.v1.buffer.call_timeout_s, listen=False)
         trouble = Trouble()
-        super().__init__(config, name, identity, servers, StoreCommitter(store, trouble), trouble)
+        super().__init__(config, name, identity, StoreCommitter(store, trouble), trouble)
 
 
 class AgentLoopWorker(AgentWorker):
     """Legacy path: keeps settled groups until the driver takes them."""
 
-    def __init__(self, config: RunConfig, name: str, identity: str, servers: Mapping[str, ServerHandle]) -> None:
+    def __init__(self, config: RunConfig, name: str, identity: str) -> None:
         self._outbox = Outbox()
-        super().__init__(config, name, identity, servers, self._outbox, Trouble())
+        super().__init__(config, name, identity, self._outbox, Trouble())
 
     async def take_settled(self, timeout_s: float) -> tuple[str, list[Finished]]:
         """The life of this process, and all groups that settled since the last call: at once when there are any, else

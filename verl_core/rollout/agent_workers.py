@@ -33,7 +33,7 @@ class AgentWorkers:
     """Attributes:
     actors: handles by actor name.
     namespace: of the actors.
-    servers: handles of the inference servers; told with every dispatch, since a restarted worker knows the first ones.
+    servers: handles of the inference servers; told with every dispatch, since a restarted worker knows none.
     """
 
     actors: dict[str, Any]

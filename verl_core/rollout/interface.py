@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from verl_core.trajectory import Prompt, Segment, StopReason, Trajectory
-from verl_core.weights.interface import WeightManifest
+
+if TYPE_CHECKING:
+    from verl_core.weights.interface import WeightManifest  # brings torch, which agent workers do not need
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class AgentLoopManager:
         actors: dict[str, Any] = {}
         for name in worker_names(config):
             named_actor.remove(name, namespace, deadline)
-            arguments = (config, name, identity_of(config, "memory"), dict(servers))
+            arguments = (config, name, identity_of(config, "memory"))
             actors[name] = named_actor.start(AgentLoopWorker, name, namespace, options, *arguments, detached=False)
         wait_until_ready(actors, deadline)
         return cls(AgentWorkers(actors, namespace, dict(servers)), store)

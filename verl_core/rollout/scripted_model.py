@@ -16,7 +16,7 @@ from verl_core.errors import ModelError
 from verl_core.rollout.prefix_states import PrefixState, PrefixStates
 from verl_core.weights.expected import ExpectedWeights
 
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 256 << 20  # some thousand states of a tiny policy: siblings and repeated prompts share their work
 
 
 class ScriptedModel:
