@@ -145,7 +145,7 @@ class Propeller:
     root: Path
     image: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    node_s: float = 240.0
+    node_s: float = 900.0
     attempts: list[Attempt] = field(default_factory=list)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)

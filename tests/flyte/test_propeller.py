@@ -52,6 +52,7 @@ def by_node(propeller: Propeller) -> dict[str, Attempt]:
     return {attempt.node.rpartition("/")[2]: attempt for attempt in propeller.attempts}
 
 
+@pytest.mark.timeout(900)
 def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, address: str, tmp_path: Path) -> None:
     propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": address, "VERL_RAY_CLIENT": address})
     given = inputs(tmp_path, "trainer.total_training_steps=1", "trainer.experiment_name=emulated-shared")
@@ -101,6 +102,7 @@ def test_a_wrong_configuration_fails_in_the_first_node_and_is_not_retried(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_per_task_clusters_rebuild_everything_from_the_run_directory(
     package: Package, image: Path, tmp_path: Path
 ) -> None:
