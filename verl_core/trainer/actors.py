@@ -49,13 +49,21 @@ class RunActors:
     stores: tuple[TrajectoryStore, TrajectoryStore]
     host: StoreHost | None
 
+    def leave(self) -> None:
+        """Close this process' connections; the actors live on, for the next process. Idempotent.
+
+        On the legacy path the agent workers belong to this process and end with it.
+        """
+        if self.host is None:
+            self.agents.shutdown()
+        for store in self.stores:
+            store.close()
+
     def shutdown(self) -> None:
         """End all of it; the first error is raised after everything was tried."""
         with contextlib.ExitStack() as stack:
             if self.host is not None:
                 stack.callback(self.host.shutdown)
-            for store in self.stores:
-                stack.callback(store.close)
             for part in (self.policy, self.servers, self.scorer, self.agents):
                 stack.callback(part.shutdown)
 

@@ -6,9 +6,8 @@ same settings give the same path, so a rerun finds it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from typing import Any
+from dataclasses import asdict, is_dataclass
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
 from verl_core.config.schema import PrepareConfig, WarmStartConfig
@@ -60,7 +59,7 @@ def with_assets(config: RunConfig, train: list[str], val: list[str], model: str)
     return ready
 
 
-def _asset(config: RunConfig, kind: str, *settings: Any) -> str:
-    plain = [dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part for part in settings]  # type: ignore[arg-type]
+def _asset(config: RunConfig, kind: str, *settings: object) -> str:
+    plain = [asdict(part) if is_dataclass(part) and not isinstance(part, type) else part for part in settings]
     name = f"{kind}-{stable_hash(plain)[:12]}"
     return os.path.abspath(os.path.join(config.trainer.default_local_dir, "assets", name))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from verl_core.batch import TrainBatch
@@ -101,8 +101,7 @@ class StepFiles:
         """Publish the step's numbers, then its record: from here on the step is done."""
         write_metrics(self.run, record.step, metrics)
         written = write_step_record(self.run, record)
-        output = self._keep("update", record.step, record, written, metrics)
-        return replace(output, checkpoint=record.checkpoint)
+        return self._keep("update", record.step, record, written, metrics, record.checkpoint)
 
     def metrics(
         self, step: int, stages: Sequence[StageName] = ("rollout", "reward", "advantage", "update")
@@ -124,9 +123,15 @@ class StepFiles:
         self.run.publish_bytes(f"{RunDir.step_dir(step)}/{VALIDATION}", json.dumps(metrics, indent=1).encode())
 
     def _keep(
-        self, stage: StageName, step: int, value: Any, written: Published, metrics: dict[str, float]
+        self,
+        stage: StageName,
+        step: int,
+        value: Any,
+        written: Published,
+        metrics: dict[str, float],
+        checkpoint: str = "",
     ) -> StageOutput:
-        output = StageOutput(stage, step, self.run.url(written.path), written.sha256, metrics)
+        output = StageOutput(stage, step, self.run.url(written.path), written.sha256, metrics, checkpoint)
         self._write_note(output)
         self._memory = {key: held for key, held in self._memory.items() if key[1] == step} | {(stage, step): value}
         self._outputs = {key: out for key, out in self._outputs.items() if key[1] >= step - 1} | {(stage, step): output}

@@ -1,0 +1,115 @@
+"""The arithmetic of the stages, without actors: values by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_core.algorithms.kl_control import AdaptiveKL
+from verl_core.batch import TrainBatch
+from verl_core.config.schema import AlgorithmConfig
+from verl_core.trainer.finish import overhead_share
+from verl_core.trainer.metrics import batch_metrics, reward_metrics, rollout_metrics
+from verl_core.trainer.stages.advantage import assemble, penalised, with_advantages
+from verl_core.trainer.stages.reward import unscored_groups
+from verl_core.trajectory import Reward, Segment, Trajectory
+
+
+def row(uid: str, session: int, tokens: int, ordinal: int = 0, masked: tuple[int, ...] = ()) -> Trajectory:
+    """A trajectory of `tokens` response tokens; positions in `masked` are not the policy's and hold NaN."""
+    mask = np.asarray([place not in masked for place in range(tokens)])
+    return Trajectory(
+        uid=uid,
+        session=session,
+        index=0,
+        ordinal=ordinal,
+        prompt_ids=np.asarray([1, 2], dtype=np.int32),
+        response_ids=np.arange(tokens, dtype=np.int32),
+        response_mask=mask,
+        rollout_log_probs=np.where(mask, -1.0, np.nan).astype(np.float32),
+        segments=(Segment(0, tokens),),
+        stop_reason="stop",
+        data_source="test",
+    )
+
+
+def test_rows_come_in_canonical_order_whatever_order_they_finished_in() -> None:
+    rows = [row("b", 1, 2, ordinal=1), row("a", 0, 3), row("b", 0, 1, ordinal=1)]
+    batch = assemble(rows, [Reward(one.key, score) for one, score in zip(rows, (1.0, 2.0, 3.0), strict=True)])
+    assert batch.keys == ["a_0_0", "b_0_0", "b_1_0"]
+    assert batch.scores.tolist() == [2.0, 3.0, 1.0]
+
+
+def test_quarantined_rows_are_not_trained_on_and_leave_their_group_alone() -> None:
+    rows = [row("a", session, 2) for session in range(3)]
+    rewards = [Reward("a_0_0", 1.0), Reward("a_1_0", 0.0, status="raised", reason="boom"), Reward("a_2_0", 0.0)]
+    batch = assemble(rows, rewards)
+    batch = batch.with_column("token_rewards", np.asarray([0, 1, 0, 99, 0, 0], dtype=np.float32))
+    done = with_advantages(batch, AlgorithmConfig(norm_adv_by_std_in_grpo=False))
+    # The group is {1, 0}: mean 0.5. The quarantined 99 enters nothing and gets nothing.
+    assert done.columns["advantages"].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0, -0.5, -0.5])
+
+
+def test_kl_in_reward_by_hand() -> None:
+    batch = assemble([row("a", 0, 3, masked=(1,)), row("a", 1, 1)], [Reward("a_0_0", 1.0), Reward("a_1_0", 0.0)])
+    nan = np.nan
+    batch = batch.with_column("old_log_probs", np.asarray([-1.0, nan, -2.0, -1.5], dtype=np.float32))
+    batch = batch.with_column("ref_log_probs", np.asarray([-1.5, nan, -1.0, -1.5], dtype=np.float32))
+    control = AdaptiveKL(kl_coef=0.5, target_kl=0.1, horizon=10)
+    done, metrics = penalised(batch, AlgorithmConfig(use_kl_in_reward=True, kl_penalty="kl"), control)
+    # k1 per token: 0.5, masked, -1.0 | 0.0. Score on the last token: -0.5 x 0.5, 0, 1 + 0.5 x 1 | 0.
+    assert done.columns["token_rewards"].tolist() == pytest.approx([-0.25, 0.0, 1.5, 0.0])
+    # Row means -0.25 and 0: -0.125. Error clip(-0.125 / 0.1 - 1) = -0.2; 0.5 x (1 - 0.2 x 2 / 10) = 0.48.
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(-0.125)
+    assert metrics["actor/reward_kl_penalty_coeff"] == 0.5
+    assert metrics["actor/reward_kl_penalty_coeff_next"] == pytest.approx(0.48)
+
+
+def test_only_groups_without_any_score_are_unscored() -> None:
+    rows = [row("a", 0, 1), row("a", 1, 1), row("b", 0, 1, ordinal=1)]
+    rewards = [
+        Reward("a_0_0", 0.0, status="timeout", reason="slow"),
+        Reward("a_1_0", 1.0),
+        Reward("b_0_0", 0.0, status="raised", reason="boom"),
+    ]
+    assert unscored_groups(rows, rewards) == {"b": "boom"}
+
+
+def test_batch_metrics_ignore_masked_cells_and_cope_with_empty_responses() -> None:
+    rows = [row("a", 0, 2, masked=(0,)), row("a", 1, 0), row("a", 2, 1)]
+    batch = TrainBatch.from_trajectories(rows, [1.0, 0.0, 0.0])
+    nan = np.nan
+    for name, values in {
+        "old_log_probs": [nan, -1.1, -1.0],
+        "entropy": [nan, 0.2, 0.4],
+        "token_rewards": [nan, 1.0, 0.5],
+        "advantages": [nan, 2.0, -1.0],
+        "returns": [nan, 2.0, -1.0],
+    }.items():
+        batch = batch.with_column(name, np.asarray(values, dtype=np.float32))
+    metrics = batch_metrics(batch)
+    assert metrics["critic/rewards/mean"] == pytest.approx(0.75)  # rows 0 and 2; row 1 has no trained token
+    assert metrics["critic/advantages/min"] == -1.0
+    assert metrics["actor/entropy"] == pytest.approx(0.3)
+    assert metrics["training/rollout_log_probs_diff_max"] == pytest.approx(0.1)
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(np.exp(-1.0) - np.exp(-1.1), rel=1e-4)
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_length_and_score_metrics_by_hand() -> None:
+    lengths = rollout_metrics([row("a", 0, 4), row("a", 1, 2), row("a", 2, 0)], max_response=4, seconds=2.0)
+    assert lengths["response_length/mean"] == 2.0
+    assert lengths["response_length/clip_ratio"] == pytest.approx(1 / 3)
+    assert lengths["response/aborted_ratio"] == pytest.approx(1 / 3)
+    assert lengths["perf/rollout_tokens_per_s"] == 3.0
+    scores = reward_metrics([Reward("x", 1.0), Reward("y", 0.0), Reward("z", 0.0, status="raised", reason="r")])
+    assert scores["critic/score/mean"] == 0.5
+    assert scores["reward/quarantined"] == 1.0
+
+
+def test_overhead_is_what_is_neither_generating_nor_training() -> None:
+    steps = [
+        {"timing_s/step": 2.0, "timing_s/gen": 1.0, "timing_s/update_actor": 0.8, "timing_s/reward": 0.2},
+        {"timing_s/step": 2.0, "timing_s/gen": 1.0, "timing_s/old_log_prob": 0.4, "timing_s/ref": 0.4},
+    ]
+    assert overhead_share(steps) == pytest.approx(0.4 / 4.0)
