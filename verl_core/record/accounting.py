@@ -118,7 +118,7 @@ class _Lineage:
 
     def _resume(self, step: int, position: int | None) -> None:
         self.is_over = False
-        self.last_trained = min(self.last_trained, step)
+        self.last_trained = step
         for row in self.rows.values():
             row.trained = {done for done in row.trained if done <= step}
             row.doubled &= row.trained

@@ -1,7 +1,7 @@
 """Journal: the ledger of what happened to every uid. Invariant: append-only, numbered without gaps, one write per call.
 
-Events that the accounting counts are durable when `record` returns. Those of attempts (finished, failed, reissued) become
-so with the next one that is: no disk wait per arrival, and nothing that is counted can be lost.
+Events that the accounting counts are durable when `record` returns. Those of attempts (finished, failed, reissued)
+become so with the next one that is: no disk wait per arrival, and nothing that is counted can be lost.
 
 A line is `{"n": 17, "t": unix seconds, "event": "claimed", "uids": [...], "detail": {...}}`. Details that the
 accounting reads: `base_uids` (aligned with uids, when an attempt's uid differs from its base), `step`, `reason`.
