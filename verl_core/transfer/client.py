@@ -211,5 +211,5 @@ def _column(values: list[bytes]) -> Any:
 
 def _some(keys: Mapping[str, Any] | Sequence[str]) -> str:
     """A few of `keys`, for messages."""
-    names = list(keys)
+    names = [str(key) for key in keys]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

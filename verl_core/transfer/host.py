@@ -136,12 +136,21 @@ class StoreHost:
         if endpoint is None:
             deadline = Deadline("the trajectory store to start", timeout_s, lambda: _picture(space))
             _kill(space, deadline)
-            endpoint = _launch(space, config, bind_ip, deadline)
+            try:
+                endpoint = _launch(space, config, bind_ip, deadline)
+            except (StoreError, DeadlineExceeded):
+                cls.remove(space)
+                raise
         return cls(endpoint, space)
+
+    @staticmethod
+    def remove(namespace: str, timeout_s: float = 30.0) -> None:
+        """End whatever store lives in `namespace`. Idempotent."""
+        _kill(namespace, Deadline("the trajectory store to end", timeout_s, lambda: _picture(namespace)))
 
     def shutdown(self, timeout_s: float = 30.0) -> None:
         """End the store for everybody. Idempotent."""
-        _kill(self.namespace, Deadline("the trajectory store to end", timeout_s, lambda: _picture(self.namespace)))
+        self.remove(self.namespace, timeout_s)
 
 
 def _actors(namespace: str) -> dict[str, Any]:
