@@ -41,7 +41,7 @@ def start_policy(config: dict, key: str) -> FlyteDirectory:
 
 def data_place(config: RunConfig) -> str:
     """Where the data files lie once they are made."""
-    if config.data.prepare.task:
+    if config.data.prepare.enabled:
         return assets.data_folder(config)
     return " ".join([*config.data.train_files, "|", *config.data.val_files])
 

@@ -39,12 +39,16 @@ def trainer_of(config: dict, after: StageNote) -> Iterator[PPOTrainer]:
         RecordError: the run directory holds something else than what the node before recorded.
         ResourceError, DeadlineExceeded: the cluster cannot be reached or is not there.
     """
-    from verl_core.trainer.open import open_trainer
+    from verl_core.trainer.open import leave_trainer, open_trainer
 
-    typed = from_dict(config)
-    with connected(typed), open_trainer(typed, None if is_local() else execution_name()) as trainer:
-        confirm(trainer, after)
-        yield trainer
+    typed, owner = from_dict(config), None if is_local() else execution_name()
+    try:
+        with connected(typed), open_trainer(typed, owner) as trainer:
+            confirm(trainer, after)
+            yield trainer
+    finally:
+        if owner is not None:
+            leave_trainer(typed)  # this process ends here; the actors wait for the next node
 
 
 @contextmanager
