@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import reasoning_gym
+from reasoning_gym.factory import DATASETS
 
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.errors import RewardError
@@ -71,6 +72,33 @@ def test_gym_entries_score_their_own_answer_and_survive_json(task: str) -> None:
             assert score(f"reasoning_gym/{task}", truth, truth, entry=form) == 1.0
             assert score(f"reasoning_gym/{task}", f"so <answer>{truth}</answer> it is", truth, entry=form) == 1.0
             assert score(f"reasoning_gym/{task}", "nonsense", truth, entry=form) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite"}))  # composite is made of the others
+def test_every_gym_task_scores_its_stored_entry_as_the_fresh_one(task: str) -> None:
+    dataset = reasoning_gym.create_dataset(task, size=1, seed=3)
+    entry = dataset[0]
+    stored = json.dumps({name: entry[name] for name in ("question", "answer", "metadata")})
+    truth = entry["answer"] or ""
+    assert score(f"reasoning_gym/{task}", truth, truth, entry=stored) == dataset.score_answer(truth, entry)
+    if task != "game_of_life_halting":  # its scorer takes whatever is not "True" for "False"
+        assert score(f"reasoning_gym/{task}", "nonsense", truth, entry=stored) < 0.5
+
+
+def test_an_answer_that_the_packages_scorer_cannot_read_is_wrong_not_an_error() -> None:
+    entry = {"question": "", "answer": "2 × 3", "metadata": {"number": 6, "factors": [2, 3]}}
+    source = "reasoning_gym/prime_factorization"
+    assert score(source, "3 × 2", "2 × 3", entry=entry) == 1.0
+    assert score(source, "two times three", "2 × 3", entry=entry) == 0.0
+    with pytest.raises(ValueError, match="invalid literal"):  # the row is at fault
+        score(source, "2 × 3", "2 × 3", entry={**entry, "answer": "two times three"})
+
+
+def test_gym_boards_survive_json() -> None:
+    entry = {"question": "", "answer": "1 2", "metadata": {"output": [[1, 2]]}}
+    assert score("reasoning_gym/arc_agi", "1 2", "1 2", entry=json.dumps(entry)) == 1.0
+    assert score("reasoning_gym/arc_agi", "1 3", "1 2", entry=json.dumps(entry)) < 1.0
 
 
 def test_gym_takes_the_tasks_settings() -> None:

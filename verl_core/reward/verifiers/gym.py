@@ -21,6 +21,8 @@ from verl_core.errors import RewardError
 from verl_core.reward.registry import register_reward
 from verl_core.reward.verifiers import answers
 
+_COMPARE_TUPLES = {"arc_agi", "rearc"}  # their scorers compare boards of tuples, which JSON turns into lists
+
 
 def check_task(data_source: str) -> None:
     """Raise RewardError unless reasoning-gym has the task after the slash."""
@@ -50,13 +52,26 @@ def score_gym_lenient(
 
 def _score(data_source: str, answer: str, ground_truth: Any, extra_info: dict[str, Any]) -> float:
     settings = _decoded(extra_info.get("config") or {})
-    dataset = _dataset(data_source.split("/", 1)[1], json.dumps(settings, sort_keys=True))
-    return float(dataset.score_answer(answer, _entry(ground_truth, extra_info)))
+    task = data_source.split("/", 1)[1]
+    dataset = _dataset(task, json.dumps(settings, sort_keys=True))
+    entry = _entry(ground_truth, extra_info, task)
+    try:
+        return float(dataset.score_answer(answer, entry))
+    except Exception:  # noqa: BLE001 - some of the package's scorers raise whatever comes on an answer they cannot read
+        dataset.score_answer(entry["answer"], entry)  # raises as well if it is not the answer that is at fault
+        return 0.0
 
 
-def _entry(ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
+def _entry(ground_truth: Any, extra_info: dict[str, Any], task: str = "") -> dict[str, Any]:
     given = extra_info.get("entry")
-    return {"question": "", "answer": ground_truth, "metadata": {}} if given is None else _decoded(given)
+    entry = {"question": "", "answer": ground_truth, "metadata": {}} if given is None else _decoded(given)
+    if task in _COMPARE_TUPLES:
+        entry = {**entry, "metadata": {name: _tuples(value) for name, value in entry["metadata"].items()}}
+    return entry
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 
 
 def _decoded(value: Any) -> dict[str, Any]:
