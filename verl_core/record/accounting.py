@@ -101,10 +101,9 @@ class _Lineage:
     def _mark(self, row: _Row, event: Event, is_repeated: bool) -> None:
         named = event.detail.get("step")
         step = int(named) if named is not None else self.last_trained + 1
-        if event.kind == "served":
-            row.ever_served, row.serving_step = True, step
-        if row.ever_served and not row.served:
-            row.served = event.number
+        row.ever_served |= event.kind == "served"
+        if event.kind == "served" or (row.ever_served and not row.served):
+            row.served, row.serving_step = row.served or event.number, step
         if event.kind == "claimed":
             row.claim = step
         elif event.kind == "trained":
