@@ -50,6 +50,8 @@ def spanning(values: Sequence[float], start: float, end: float, pad: float = 0.0
     if zero:
         low, high = 0.0, max(high, 1e-12)
         return Scale(low, high * (1 + pad), start, end)
+    if low == high == 0.0:  # a count or a share that never moved: its axis starts at 0
+        return Scale(0.0, 1.0, start, end)
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     room = (high - low) * pad
