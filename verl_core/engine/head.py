@@ -43,7 +43,7 @@ def token_log_probs(
     def piece(states: torch.Tensor, wanted: torch.Tensor) -> Scored:
         logits = head(states).float()
         log_p = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
-        chosen = log_p.gather(-1, wanted[:, None]).squeeze(-1)
+        chosen = log_p.gather(-1, wanted[:, None]).squeeze(-1).clone()  # FSDP hooks cannot follow a view
         return chosen, entropy_from_log_softmax(log_p) if with_entropy else chosen.new_empty(0)
 
     rows = max(1, at_once // vocabulary)

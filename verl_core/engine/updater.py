@@ -70,7 +70,8 @@ class Updater:
                 self._optimizer_step(batch, rows, columns, tally, step)
             else:
                 tally.empty_updates += 1
-        return tally.metrics(self._ranks)
+        metrics = tally.metrics(self._ranks)
+        return metrics | {"actor/kl_coef": self._actor.kl_loss_coef} if self._actor.use_kl_loss else metrics
 
     def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[Rows]:
         live = np.bincount(batch.row_index[batch.response_mask], minlength=len(batch)) > 0

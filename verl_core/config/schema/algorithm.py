@@ -14,7 +14,7 @@ class KLControlConfig:
         type: `fixed`, or `adaptive` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
         kl_coef: start value, reward units per nat.
         horizon: adaptive only; samples over which the error is corrected.
-        target_kl: adaptive only; nats per sequence.
+        target_kl: adaptive only; nats per token, mean over rows.
     """
 
     type: Literal["fixed", "adaptive"] = "fixed"
