@@ -1,10 +1,9 @@
 """How many tokens a second the policy updates, against a bare torch loop on the same model, batch, padding and threads.
 
 The bare loop has everything that makes a step fast and nothing that makes it safe: micro-batches ready on the device
-    before the
-clock starts, logits at the response's positions only, the clipped loss written out, fused AdamW. Ours is the whole
-call as the
-trainer makes it: the batch through Ray to the worker, planning, padding, registries, metrics, checks, and the answer
+before the clock starts, logits at the response's positions only, the clipped loss written out, fused AdamW. Ours is
+the whole call as the trainer makes it: the batch through Ray to the worker, planning, padding, registries, metrics,
+checks, and the answer
     back.
 """
 

@@ -33,7 +33,7 @@ class Prompt:
         n: sessions to run.
         token_ids: int32 [P], from the chat template, once.
         messages: the chat as given, for dumps and tools; never tokenized again.
-        greedy: validation may ask for argmax decoding.
+        validation: sampled with rollout.val_kwargs instead of the training parameters.
     """
 
     uid: str
@@ -48,7 +48,7 @@ class Prompt:
     ground_truth: Any
     messages: list[dict[str, Any]] = field(default_factory=list)
     extra_info: dict[str, Any] = field(default_factory=dict)
-    greedy: bool = False
+    validation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def test_training_prompts_follow_the_configuration(prepared: PreparedData, token
     config.actor_rollout_ref.rollout.n = 3
     stream = training_stream(config, [prepared.train], tokenizer)
     prompt = stream.take(8, step=1)[0]
-    assert (prompt.n, prompt.greedy, stream.steps_per_epoch) == (3, False, 6)  # 50 rows, batches of 8
+    assert (prompt.n, prompt.validation, stream.steps_per_epoch) == (3, False, 6)  # 50 rows, batches of 8
     assert tokenizer.decode(prompt.token_ids) == f"u:{prompt.messages[0]['content']};a:"
     config.data.train_max_samples = 16
     assert training_stream(config, [prepared.train], tokenizer).steps_per_epoch == 2
@@ -41,12 +41,12 @@ def test_validation_serves_the_whole_set_in_file_order(prepared: PreparedData, t
     assert stream is not None
     first, second = stream.take(20, step=0), stream.take(20, step=5)
     assert [prompt.row for prompt in first] == [prompt.row for prompt in second] == list(range(20))
-    assert first[0].greedy
+    assert first[0].validation
     assert {prompt.uid for prompt in first}.isdisjoint(prompt.uid for prompt in second)
     config.actor_rollout_ref.rollout.val_kwargs.temperature = 0.6
     sampled = validation_stream(config, [str(prepared.val)], tokenizer)
     assert sampled is not None
-    assert not sampled.take(1, 0)[0].greedy
+    assert sampled.take(1, 0)[0].validation
     assert validation_stream(config, [], tokenizer) is None
 
 

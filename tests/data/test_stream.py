@@ -111,7 +111,7 @@ def test_a_prompt_carries_its_row() -> None:
     assert (prompt.row, prompt.ordinal, prompt.step, prompt.n, prompt.attempt) == (2, 2, 9, 2, 0)
     assert prompt.token_ids.tolist() == [0, 2]
     assert (prompt.data_source, prompt.ground_truth, prompt.messages[0]["content"]) == ("s", "2", "2")
-    assert not prompt.greedy
+    assert not prompt.validation
     assert prompt.uid == prompt.base_uid
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
 from tests.flyte.propeller import Attempt, Literals, NodeFailed, Package, Propeller
+from verl_core.deadline import Deadline
 
 TRAIN = "workflows.train.train"
 STAGES = ("rollout", "reward", "advantage", "update")
@@ -45,6 +53,44 @@ def address(ray_cluster: None) -> Iterator[str]:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"].startswith("verl-emulated"):
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on right now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def head(image: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A Ray head of its own with a Ray Client server, as in the holder's pod: (address inside it, address for nodes)."""
+    port, client = free_ports(2)
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client}", "--num-cpus=4"]
+    # Ray's sockets lie below its folder, and a socket's path has at most 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="verl-ray-", dir="/tmp") as folder,
+        (tmp_path / "head.log").open("wb") as log,
+    ):
+        env = {**os.environ, "PYTHONPATH": str(image)}
+        env.pop("RAY_ADDRESS")
+        process = subprocess.Popen([*command, f"--temp-dir={folder}"], env=env, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_for_port(client, process)
+            yield f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}"
+        finally:
+            process.terminate()  # `--block` ends what it started
+            process.wait(60)
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = Deadline(f"port {port} of the Ray head", 180, lambda: f"exit code {process.poll()}")
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        deadline.check()
+        time.sleep(0.5)
 
 
 def by_node(propeller: Propeller) -> dict[str, Attempt]:
@@ -99,6 +145,27 @@ def test_a_wrong_configuration_fails_in_the_first_node_and_is_not_retried(
         propeller.run(TRAIN, inputs(tmp_path, "trainer.total_training_step=1"))
     assert [attempt.task for attempt in propeller.attempts] == ["resolve_config"]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nodes_reach_the_held_cluster_through_ray_client(
+    package: Package, image: Path, head: tuple[str, str], tmp_path: Path
+) -> None:
+    """As on a cluster, where a node's pod has no Ray of its own."""
+    inside, outside = head
+    propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": inside, "VERL_RAY_CLIENT": outside})
+    propeller.run(
+        TRAIN,
+        inputs(
+            tmp_path,
+            "trainer.total_training_steps=2",
+            "trainer.steps_per_node=1",
+            "trainer.experiment_name=emulated-client",
+        ),
+    )
+    run = tmp_path / "runs" / "emulated-client"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
 
 
 @pytest.mark.slow

@@ -54,12 +54,12 @@ def config_of(**rollout: object) -> RunConfig:
     return config
 
 
-def prompt_of(number: int, n: int = 4, greedy: bool = False, **extra: object) -> Prompt:
+def prompt_of(number: int, n: int = 4, validation: bool = False, **extra: object) -> Prompt:
     """Prompt `number`, six tokens that depend on it."""
     ids = np.random.default_rng(number).integers(3, VOCAB, 6).astype(np.int32)
     uid = f"{number:032x}"
     return Prompt(
-        uid, uid, 0, number, number, 1, n, ids, "tests", "42", extra_info=dict(extra), greedy=greedy
+        uid, uid, 0, number, number, 1, n, ids, "tests", "42", extra_info=dict(extra), validation=validation
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_single_turn_trajectory() -> None:
 def test_greedy_prompts_use_the_validation_settings() -> None:
     config = config_of(temperature=0.8)
     config.actor_rollout_ref.rollout.val_kwargs.top_k = 5
-    params = SingleTurnAgent(config).sampling(prompt_of(1, greedy=True), 0)
+    params = SingleTurnAgent(config).sampling(prompt_of(1, validation=True), 0)
     assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 5)
 
 

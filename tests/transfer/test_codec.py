@@ -104,9 +104,9 @@ def test_foreign_bytes_and_other_versions_say_so() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"response_ids": np.zeros(5, dtype=np.int64)}, "response_ids must be int32"),
-        ({"rollout_log_probs": np.zeros(5, dtype=np.float64)}, "rollout_log_probs must be float32"),
-        ({"response_mask": np.ones(5, dtype=np.uint8)}, "response_mask must be bool"),
+        ({"response_ids": np.zeros(5, dtype=np.int64)}, "ids must be int32.*response_ids int64"),
+        ({"rollout_log_probs": np.zeros(5, dtype=np.float64)}, "log-probs float32.*log_probs float64"),
+        ({"response_mask": np.ones(5, dtype=np.uint8)}, "the mask bool.*mask uint8"),
         ({"prompt_ids": np.zeros((1, 3), dtype=np.int32)}, "one axis"),
         ({"response_mask": np.ones(4, dtype=np.bool_)}, "cover"),
         ({"segments": (Segment(1, 4),)}, "cover"),

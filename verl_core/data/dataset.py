@@ -53,6 +53,6 @@ def validation_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTo
         seed=config.data.seed,
         shuffle=False,
         n=sampling.n,
-        greedy=sampling.temperature == 0,
+        validation=True,
         name="val",
     )

@@ -26,7 +26,7 @@ class PromptStream:
         seed: of the order and of the uids.
         shuffle: False = file order in every epoch.
         n: sessions of each prompt.
-        greedy: whether the prompts ask for argmax decoding.
+        validation: whether the prompts are sampled as rollout.val_kwargs says.
         name: keeps the uids of two streams apart.
 
     Raises:
@@ -40,11 +40,11 @@ class PromptStream:
         seed: int,
         shuffle: bool,
         n: int,
-        greedy: bool = False,
+        validation: bool = False,
         name: str = "train",
     ) -> None:
         self.rows, self.batch_size, self.seed, self.shuffle = tuple(rows), batch_size, seed, shuffle
-        self.n, self.greedy, self.name = n, greedy, name
+        self.n, self.validation, self.name = n, validation, name
         self._order = ServingOrder(len(self.rows), batch_size, seed, shuffle)
         self._ordinal = 0
         self._fingerprint = fingerprint(self.rows)
@@ -134,7 +134,7 @@ class PromptStream:
             ground_truth=row.source.ground_truth,
             messages=row.source.messages,
             extra_info=row.source.extra_info,
-            greedy=self.greedy,
+            validation=self.validation,
         )
 
 

@@ -2,8 +2,7 @@
 ranks can load what any number of ranks saved, bit for bit.
 
 There is no state of a random generator to save: dropout is off, and the one random choice, the order of mini-batches,
-    is a
-function of (trainer.seed, step, epoch).
+is a function of (trainer.seed, step, epoch).
 """
 
 from __future__ import annotations

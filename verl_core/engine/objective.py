@@ -49,8 +49,8 @@ class Objective:
 
     def columns(self, single_update: bool) -> list[str]:
         """Columns a batch must have. With `single_update` (one optimizer step in the whole global step) old log-probs
-        may be
-        left out: the current policy is the old one."""
+        may be left out: the current policy is the old one.
+        """
         names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
         return names if single_update else [*names, OLD]
 

@@ -1,9 +1,8 @@
 """FSDP2 over the ranks, and the way back to whole tensors.
 
 Invariant: gradients are summed over ranks, never averaged, because losses already carry global denominators. FSDP2
-    averages
-by default, and asks nccl for a scaled sum when told otherwise; gloo knows neither. A plain sum with divide factor 1
-works on both (torch 2.13; tested with gloo on 2 and 3 ranks).
+averages by default, and asks nccl for a scaled sum when told otherwise; gloo knows neither. A plain sum with divide
+factor 1 works on both (torch 2.13).
 """
 
 from __future__ import annotations

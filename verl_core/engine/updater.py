@@ -1,8 +1,7 @@
 """Updater: all optimizer steps of one global step.
 
 Invariant: the result does not depend on how rows were spread over ranks and micro-batches (beyond float rounding); a
-    number that
-is not finite stops the step before it reaches the weights.
+number that is not finite stops the step before it reaches the weights.
 """
 
 from __future__ import annotations

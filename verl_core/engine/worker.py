@@ -2,8 +2,7 @@
 process.
 
 Invariant: `steps_done` is true of the weights. An update or a load that broke half way leaves the worker unsettled,
-    and an
-unsettled worker does nothing but load.
+and an unsettled worker does nothing but load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """PolicyGroup: the policy engine as N Ray actors `policy-{rank}`, detached, so that another process can take them over.
 
 Invariant: all ranks are of one configuration and at one step, or the group is not used: a rank that died, hung or
-    failed in an
-unforeseen way breaks the group for good, and `attach_or_launch` starts a new one.
+failed in an unforeseen way breaks the group for good, and `attach_or_launch` starts a new one.
 """
 
 from __future__ import annotations

@@ -39,14 +39,14 @@ class SingleTurnAgent:
         return [_trajectory(prompt, session, shortened(generation, self._max_response))]
 
     def sampling(self, prompt: Prompt, session: int) -> SamplingParams:
-        """Parameters of the session: rollout.val_kwargs for greedy prompts (validation), else those of training."""
+        """Parameters of the session: rollout.val_kwargs for prompts of the validation, else those of training."""
         room = min(self._max_response, self._max_model_len - len(prompt.token_ids))
         if room < 1:
             raise RolloutError(
                 f"the prompt has {len(prompt.token_ids)} tokens, max_model_len is {self._max_model_len}: no room for a "
                 "response. Lower data.max_prompt_length or raise rollout.max_model_len."
             )
-        source = self._rollout.val_kwargs if prompt.greedy else self._rollout
+        source = self._rollout.val_kwargs if prompt.validation else self._rollout
         seed = request_seed(self._rollout.seed, prompt.uid, session)
         return SamplingParams(room, source.temperature, source.top_p, source.top_k, seed)
 

@@ -31,6 +31,9 @@ class Agents(Protocol):
     def dispatch(self, prompts: Sequence[Prompt]) -> None:
         """Fire and forget."""
 
+    def reset(self) -> None:
+        """Give up all groups under way: nothing of theirs is published afterwards."""
+
     def set_servers(self, servers: Mapping[str, Any]) -> None:
         """The pool's members from now on: actor handles by name."""
 
@@ -81,13 +84,21 @@ def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], w
             PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, weights_folder
         )
         servers = pool.submit(
-            Servers.attach_or_launch, config, namespace, weights_folder, placement.server, placement.num_servers
+            Servers.attach_or_launch,
+            config,
+            namespace,
+            weights_folder,
+            placement.server,
+            placement.num_servers,
+            placement.device,
         )
         scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
         host = pool.submit(_host, config, namespace)
         stores = _stores(config, host.result())
         agents = _agents(config, namespace, host.result(), stores[0])
         agents.set_servers(servers.result().handles)
+        agents.reset()  # warm workers may still run groups of a process that is gone; its uids will come again
+        stores[0].reset()
         connect_devices(config, placement.device, policy.result(), servers.result())
         return RunActors(policy.result(), servers.result(), agents, scorer.result(), stores, host.result())
 

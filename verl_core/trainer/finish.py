@@ -85,7 +85,8 @@ def finish(session: Session) -> Summary:
         versions=versions(),
     )
     session.run.publish_bytes(SUMMARY, json.dumps(asdict(summary), indent=1).encode())
-    session.run.publish_bytes(REPORT, render_report(session.run).encode())
+    page = render_report(session.run, lambda token: session.tokenizer.decode([token], skip_special_tokens=False))
+    session.run.publish_bytes(REPORT, page.encode())
     return summary
 
 

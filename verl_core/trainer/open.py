@@ -23,7 +23,7 @@ from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
 from verl_core.trainer.ray_session import start_ray
 from verl_core.trainer.registry import get_trainer_cls
-from verl_core.trainer.session import NoLedger, Session
+from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.step_files import StepFiles
 from verl_core.transfer.replay_buffer import ReplayBuffer
 
@@ -93,8 +93,10 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     sources = sorted({row.source.data_source for rows in (stream, validation) if rows for row in rows.rows})
     check_sources(sources, config.reward)
     total = total_steps(config, stream)
+    files, start = StepFiles(run), start_checkpoint(run, config)
+    done = files.first_open_step(start.step if start else 0) - 1
     journal = own.enter_context(contextlib.closing(Journal(run)))
-    sinks = own.enter_context(open_sinks(config, run, total))
+    sinks = own.enter_context(open_sinks(config, run, total, done))
     start_ray(config)
     actors = launch_actors(config, total, sources, weights_folder(config))
     own.callback(actors.leave)
@@ -105,16 +107,16 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         config_hash=config_hash(config),
         total_steps=total,
         run=run,
-        files=StepFiles(run),
+        files=files,
         journal=journal,
         checkpoints=CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config),
-        start_checkpoint=start_checkpoint(run, config),
+        start_checkpoint=start,
         stream=stream,
         validation=validation,
         tokenizer=tokenizer,
         policy=actors.policy,
         servers=actors.servers,
-        buffer=ReplayBuffer(actors.stores[0], limits, dispatch, journal, stream.reissue),
+        buffer=ReplayBuffer(actors.stores[0], limits, dispatch, RolloutLedger(journal), stream.reissue),
         validation_buffer=ReplayBuffer(actors.stores[1], limits, dispatch, NoLedger(), asked.reissue),
         scorer=actors.scorer,
         sinks=sinks,

@@ -26,7 +26,7 @@ def bring_policy_to(session: Session, step: int) -> None:
         CheckpointError: a batch in between was never stored, so the step cannot be rebuilt.
     """
     held = session.policy.steps_done()
-    if held > step or not _can_replay(session, held, step):
+    if not _can_replay(session, held, step) or _has_newer(session, held, step):
         held = _load(session, step)
     if not _can_replay(session, held, step):
         missing = next(k for k in range(held + 1, step + 1) if session.files.finished("advantage", k) is None)
@@ -43,6 +43,11 @@ def _can_replay(session: Session, start: int, step: int) -> bool:
     return start <= step and all(
         session.files.finished("advantage", replayed) is not None for replayed in range(start + 1, step + 1)
     )
+
+
+def _has_newer(session: Session, held: int, step: int) -> bool:
+    """Whether loading a checkpoint saves updates over going on from `held`."""
+    return any(held < saved <= step for saved in session.checkpoints.steps())
 
 
 def _load(session: Session, step: int) -> int:

@@ -40,6 +40,19 @@ class NoLedger:
         """Nothing."""
 
 
+class RolloutLedger:
+    """The journal as the replay buffer sees it. The buffer's groups end when their trajectories are on disk; that they are
+    trained is known, and journaled, only when their step's record is written."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def record(self, event: str, uids: Sequence[str], **detail: Any) -> None:
+        """Everything but `trained`."""
+        if event != "trained":
+            self._journal.record(event, uids, **detail)
+
+
 @dataclass
 class Session:
     """Everything a stage needs. Built by `verl_core.trainer.open.open_trainer`.
@@ -77,10 +90,7 @@ class Session:
 
     def first_open_step(self) -> int:
         """The first step without a record."""
-        step = self.start_step + 1
-        while self.files.finished("update", step) is not None:
-            step += 1
-        return step
+        return self.files.first_open_step(self.start_step)
 
     def note_resume(self) -> None:
         """Tell the journal that what was claimed for unfinished steps is open again. Nothing on a fresh run."""

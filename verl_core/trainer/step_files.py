@@ -64,6 +64,13 @@ class StepFiles:
             return None
         return self._read_note(stage, step)
 
+    def first_open_step(self, start: int) -> int:
+        """The first step after `start` without a record."""
+        step = start + 1
+        while self.finished("update", step) is not None:
+            step += 1
+        return step
+
     def spool(self, step: int) -> StepSpool:
         """Groups of the step that settled so far."""
         return StepSpool(self.run, step)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_core.errors import StoreError
 from verl_core.trajectory import Segment, StopReason, Trajectory
@@ -38,14 +37,12 @@ SCHEMA_CRC = zlib.crc32(repr(SCHEMA).encode())
 HEADER = struct.Struct("<4sH2xIII4xQ")
 # ordinal; session, index, P, R, S, num_turns, bytes of extra; bytes of uid and of data_source; stop reason
 _RECORD = struct.Struct("<qIIIIIIIHHB7x")
+_SEGMENT = struct.Struct("<ii")
 _STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort", "error")
-_ARRAYS: dict[str, type[np.generic]] = {
-    "prompt_ids": np.int32,
-    "response_ids": np.int32,
-    "rollout_log_probs": np.float32,
-    "response_mask": np.bool_,
-}
+_STOP_NUMBERS = {reason: number for number, reason in enumerate(_STOP_REASONS)}
+_INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 _NO_EXTRA = b"{}"
+_PADDING = [bytes(count) for count in range(8)]
 
 
 def pack(trajectories: Sequence[Trajectory]) -> bytes:
@@ -54,7 +51,7 @@ def pack(trajectories: Sequence[Trajectory]) -> bytes:
     Raises:
         StoreError: a column has another dtype or length than `Trajectory` promises, or `extra` is not JSON.
     """
-    body = b"".join(part for row in trajectories for part in _parts(row))
+    body = b"".join([part for row in trajectories for part in _parts(row)])
     header = HEADER.pack(
         MAGIC, FORMAT_VERSION, len(trajectories), SCHEMA_CRC, zlib.crc32(body, len(trajectories)), len(body)
     )
@@ -89,86 +86,94 @@ def unpack(blob: bytes) -> list[Trajectory]:
 
 
 def _parts(row: Trajectory) -> list[Any]:
-    """Buffers of one trajectory, ready to be joined."""
+    """The buffers of one trajectory, altogether a multiple of 8 bytes; they are copied once, by whoever joins them."""
     _check(row)
-    uid, source, extra = row.uid.encode(), row.data_source.encode(), _json(row)
+    uid, source = row.uid.encode(), row.data_source.encode()
+    extra = _json(row) if row.extra else _NO_EXTRA
+    prompt, response, segments = len(row.prompt_ids), len(row.response_ids), len(row.segments)
     record = _RECORD.pack(
         row.ordinal,
         row.session,
         row.index,
-        len(row.prompt_ids),
-        len(row.response_ids),
-        len(row.segments),
+        prompt,
+        response,
+        segments,
         row.num_turns,
         len(extra),
         len(uid),
         len(source),
-        _STOP_REASONS.index(row.stop_reason),
+        _STOP_NUMBERS[row.stop_reason],
     )
-    pairs = [number for segment in row.segments for number in (segment.weight_version, segment.length)]
-    columns = [np.ascontiguousarray(getattr(row, name)) for name in _ARRAYS]
-    size = 8 * len(row.segments) + sum(column.nbytes for column in columns) + len(uid) + len(source) + len(extra)
-    return [record, struct.pack(f"<{len(pairs)}i", *pairs), *columns, uid, source, extra, bytes(-size % 8)]
+    odd = response + len(uid) + len(source) + len(extra) + 4 * prompt
+    return [
+        record,
+        *[_SEGMENT.pack(segment.weight_version, segment.length) for segment in row.segments],
+        np.ascontiguousarray(row.prompt_ids),
+        np.ascontiguousarray(row.response_ids),
+        np.ascontiguousarray(row.rollout_log_probs),
+        np.ascontiguousarray(row.response_mask),
+        uid,
+        source,
+        extra,
+        _PADDING[-odd % 8],
+    ]
 
 
 def _check(row: Trajectory) -> None:
     """Raise unless dtypes and lengths are what `Trajectory` promises: the reader could not tell."""
-    for name, dtype in _ARRAYS.items():
-        column: NDArray[Any] = getattr(row, name)
-        if column.dtype != dtype or column.ndim != 1:
-            raise StoreError(
-                f"trajectory {row.key}: {name} must be {np.dtype(dtype).name} with one axis, "
-                f"got {column.dtype.name} {column.shape}"
-            )
-    length = len(row.response_ids)
-    lengths = (len(row.response_mask), len(row.rollout_log_probs), sum(segment.length for segment in row.segments))
-    if lengths != (length, length, length):
+    prompt, response, mask, log_probs = row.prompt_ids, row.response_ids, row.response_mask, row.rollout_log_probs
+    if not (
+        prompt.dtype == response.dtype == _INT32
+        and mask.dtype == _BOOL
+        and log_probs.dtype == _FLOAT32
+        and prompt.ndim == response.ndim == mask.ndim == log_probs.ndim == 1
+    ):
+        columns = ("prompt_ids", prompt), ("response_ids", response), ("mask", mask), ("log_probs", log_probs)
+        found = ", ".join(f"{name} {column.dtype.name} {column.shape}" for name, column in columns)
         raise StoreError(
-            f"trajectory {row.key}: {length} response ids, but mask, log-probs and segments cover {lengths} tokens"
+            f"trajectory {row.key}: ids must be int32, the mask bool and log-probs float32, each with one axis; "
+            f"it has {found}"
+        )
+    covered = (len(mask), len(log_probs), sum([segment.length for segment in row.segments]))
+    if covered != (len(response),) * 3:
+        raise StoreError(
+            f"trajectory {row.key}: {len(response)} response ids, but mask, log-probs and segments "
+            f"cover {covered} tokens"
         )
 
 
 def _json(row: Trajectory) -> bytes:
-    if not row.extra:
-        return _NO_EXTRA
     try:
         return json.dumps(row.extra).encode()
     except (TypeError, ValueError) as error:
         raise StoreError(f"trajectory {row.key}: `extra` must be plain JSON values: {error}") from error
 
 
-def _read(blob: bytes, at: int) -> tuple[Trajectory, int]:
-    """The trajectory whose record starts at `at`, and where the next one starts."""
-    start = at
-    ordinal, session, index, prompt, response, segments, turns, n_extra, n_uid, n_source, stop = _RECORD.unpack_from(
-        blob, at
-    )
-    at += _RECORD.size
-    pairs = struct.unpack_from(f"<{2 * segments}i", blob, at)
-    at += 8 * segments
-    prompt_ids = np.frombuffer(blob, np.int32, prompt, at)
-    response_ids = np.frombuffer(blob, np.int32, response, at + 4 * prompt)
-    log_probs = np.frombuffer(blob, np.float32, response, at + 4 * (prompt + response))
-    at += 4 * (prompt + 2 * response)
-    mask = np.frombuffer(blob, np.bool_, response, at)
-    at += response
-    uid, source = blob[at : at + n_uid].decode(), blob[at + n_uid : at + n_uid + n_source].decode()
-    at += n_uid + n_source
-    extra = blob[at : at + n_extra]
-    at += n_extra
+def _read(blob: bytes, start: int) -> tuple[Trajectory, int]:
+    """The trajectory whose record starts at `start`, and where the next one starts."""
+    fixed = _RECORD.unpack_from(blob, start)
+    ordinal, session, index, prompt, response, segments, turns, n_extra, n_uid, n_source, stop = fixed
+    at = start + _RECORD.size
+    ids = at + 8 * segments
+    log_probs = ids + 4 * (prompt + response)
+    mask = log_probs + 4 * response
+    uid = mask + response
+    source = uid + n_uid
+    extra = source + n_source
+    end = extra + n_extra
     row = Trajectory(
-        uid=uid,
+        uid=blob[uid:source].decode(),
         session=session,
         index=index,
         ordinal=ordinal,
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        response_mask=mask,
-        rollout_log_probs=log_probs,
-        segments=tuple(Segment(pairs[i], pairs[i + 1]) for i in range(0, 2 * segments, 2)),
+        prompt_ids=np.frombuffer(blob, _INT32, prompt, ids),
+        response_ids=np.frombuffer(blob, _INT32, response, ids + 4 * prompt),
+        response_mask=np.frombuffer(blob, _BOOL, response, mask),
+        rollout_log_probs=np.frombuffer(blob, _FLOAT32, response, log_probs),
+        segments=tuple([Segment(*pair) for pair in _SEGMENT.iter_unpack(blob[at:ids])]),
         stop_reason=_STOP_REASONS[stop],
-        data_source=source,
+        data_source=blob[source:extra].decode(),
         num_turns=turns,
-        extra={} if extra == _NO_EXTRA else json.loads(extra),
+        extra=json.loads(blob[extra:end]) if n_extra > len(_NO_EXTRA) else {},
     )
-    return row, at + (start - at) % 8
+    return row, end + (start - end) % 8

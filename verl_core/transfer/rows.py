@@ -35,26 +35,24 @@ def commit_of(group: Finished) -> tuple[GroupTag, dict[str, bytes]]:
     rows = {row.key: pack([row]) for row in trajectories}
     if len(rows) != len(trajectories):
         raise StoreError(
-            f"group {tag.uid} has two trajectories with one (session, index): {[r.key for r in trajectories]}"
+            f"group {tag.uid} has two trajectories with one (session, index): {[*rows]}, {len(trajectories)}"
         )
-    return replace(tag, updated=time.time(), manifest=_manifest(trajectories, rows, tag.manifest.errors)), rows
+    manifest = _manifest(trajectories, tuple(rows), [*rows.values()], tag.manifest.errors)
+    return replace(tag, updated=time.time(), manifest=manifest), rows
 
 
-def _manifest(trajectories: Sequence[Trajectory], rows: dict[str, bytes], errors: tuple[str, ...]) -> Manifest:
-    low, high = _versions(trajectories)
+def _manifest(
+    trajectories: Sequence[Trajectory], keys: tuple[str, ...], blobs: Sequence[bytes], errors: tuple[str, ...]
+) -> Manifest:
+    versions = [segment.weight_version for row in trajectories for segment in row.segments]
     return Manifest(
-        keys=tuple(rows),
-        nbytes=sum(map(len, rows.values())),
-        tokens=sum(len(row.response_ids) for row in trajectories),
-        min_version=low,
-        max_version=high,
+        keys=keys,
+        nbytes=sum([len(blob) for blob in blobs]),
+        tokens=sum([len(row.response_ids) for row in trajectories]),
+        min_version=min(versions, default=-1),
+        max_version=max(versions, default=-1),
         errors=errors,
     )
-
-
-def _versions(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
-    versions = [segment.weight_version for row in trajectories for segment in row.segments]
-    return (min(versions), max(versions)) if versions else (-1, -1)
 
 
 def verified(manifests: Sequence[Manifest], blobs: Sequence[bytes]) -> list[Trajectory]:
@@ -66,9 +64,8 @@ def verified(manifests: Sequence[Manifest], blobs: Sequence[bytes]) -> list[Traj
     found: list[Trajectory] = []
     at = 0
     for manifest in manifests:
-        part = blobs[at : at + len(manifest.keys)]
+        found += _verified(manifest, blobs[at : at + len(manifest.keys)])
         at += len(manifest.keys)
-        found += _verified(manifest, part)
     return found
 
 
@@ -79,12 +76,10 @@ def _verified(manifest: Manifest, blobs: Sequence[bytes]) -> list[Trajectory]:
             rows = unpack(blob)
         except StoreError as error:
             raise StoreError(f"row {key}: {error}") from error
-        if [row.key for row in rows] != [key]:
+        if len(rows) != 1 or rows[0].key != key:
             raise StoreError(f"row {key} holds {[row.key for row in rows]}: the store gave another row's bytes")
-        trajectories += rows
-    is_now = _manifest(trajectories, dict(zip(manifest.keys, blobs, strict=True)), manifest.errors)
+        trajectories.append(rows[0])
+    is_now = _manifest(trajectories, manifest.keys, blobs, manifest.errors)
     if is_now != manifest:
-        raise StoreError(
-            f"rows {list(manifest.keys)} disagree with their manifest: it says {manifest}, they are {is_now}"
-        )
+        raise StoreError(f"rows disagree with their manifest: it says {manifest}, they are {is_now}")
     return trajectories

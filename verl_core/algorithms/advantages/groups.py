@@ -26,8 +26,7 @@ def group_statistics(values: torch.Tensor, live: torch.Tensor, group_index: torc
     """Count, mean and standard deviation of `values` within groups.
 
     Float64 and two passes: a group of equal rewards has a deviation of about 1e-17, so that dividing by it plus 1e-6
-        gives 0
-    and not amplified rounding.
+    gives 0 and not amplified rounding.
 
     Args:
         values: float64 [B].

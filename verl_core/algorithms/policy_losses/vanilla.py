@@ -12,8 +12,7 @@ def vanilla(inputs: PolicyLossInputs) -> PolicyLoss:
     """With r = pi / pi_old: L = max(-A r, -A clip(r, 1 - low, 1 + high)); where A < 0 also L <= -A c.
 
     Metrics: `pg_clipfrac` tokens where the clipped branch is the larger one, `pg_clipfrac_lower` tokens with A < 0
-        held by
-    the second clip, `ppo_kl` sum of log(pi_old / pi), the k1 estimate of KL(pi_old, pi).
+    held by the second clip, `ppo_kl` sum of log(pi_old / pi), the k1 estimate of KL(pi_old, pi).
 
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; Ye et al. 2020, arXiv 1912.09729, eq. 5 (dual clip).
     """

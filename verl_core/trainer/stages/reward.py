@@ -28,7 +28,7 @@ def reward(session: Session, step: int) -> StageOutput:
 
 def samples_of(session: Session, trajectories: Sequence[Trajectory], validation: bool = False) -> list[Sample]:
     """What the reward function sees: the decoded response, special tokens left out, beside the row's truth."""
-    texts = [session.tokenizer.decode(row.response_ids) for row in trajectories]
+    texts = session.tokenizer.batch_decode([row.response_ids.tolist() for row in trajectories])
     samples = []
     for row, text in zip(trajectories, texts, strict=True):
         truth, extra = session.truth_of(row.ordinal, validation)
