@@ -66,7 +66,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture
 def head(image: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A Ray head of its own with a Ray Client server, as in the holder's pod: (address inside it, address for nodes)."""
+    """A Ray head with a Ray Client server, as in the holder's pod: its address inside the pod, and that for nodes."""
     port, client = free_ports(2)
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
     command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client}", "--num-cpus=4"]
