@@ -56,7 +56,7 @@ class Case:
 
 
 SMALL = Case("3 layers, 128 wide", 128, 3, 64, groups=32, n=8, prompt=24, response=16, budget=4096, repeats=8)
-MEDIUM = Case("30M", 512, 8, 8192, groups=4, n=2, prompt=64, response=64, budget=1024, repeats=3)
+MEDIUM = Case("30M", 512, 8, 8192, groups=4, n=2, prompt=64, response=64, budget=1024, repeats=7)
 
 
 def measure(cases: tuple[Case, ...] = (SMALL, MEDIUM)) -> dict[str, float]:
