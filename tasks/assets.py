@@ -4,8 +4,10 @@ that decide its content; a result that was deleted since is made again, whatever
 
 from __future__ import annotations
 
+import json
 import os
 from typing import NamedTuple
+from uuid import uuid4
 
 from flytekit import Cache, task
 from flytekit.types.directory import FlyteDirectory
@@ -39,18 +41,21 @@ def start_policy(config: dict, key: str) -> FlyteDirectory:
     return folder_in_place(assets.model_folder(from_dict(config)))
 
 
-def data_place(config: RunConfig) -> str:
-    """Where the data files lie once they are made."""
-    if config.data.prepare.enabled:
-        return assets.data_folder(config)
-    return " ".join([*config.data.train_files, "|", *config.data.val_files])
+def data_key(config: RunConfig) -> str:
+    """Key of `prepare_data`'s cache."""
+    given = [*config.data.train_files, *config.data.val_files]
+    return _key([assets.data_folder(config)] if config.data.prepare.enabled else given)
 
 
-def policy_place(config: RunConfig) -> str:
-    """Where the start policy lies once it is made."""
-    if config.warm_start.enable:
-        return assets.policy_folder(config)
-    return config.actor_rollout_ref.model.path
+def policy_key(config: RunConfig) -> str:
+    """Key of `start_policy`'s cache."""
+    return _key([assets.policy_folder(config) if config.warm_start.enable else config.actor_rollout_ref.model.path])
+
+
+def _key(places: list[str]) -> str:
+    """The places while all of them exist, else a key that no cached result has: flytekit cannot load a cached literal
+    whose file was deleted since, so such a result must not be found."""
+    return json.dumps(places if all(_is_there(place) for place in places) else [*places, uuid4().hex])
 
 
 def with_assets(config: dict, data: DataFiles, policy: FlyteDirectory) -> RunConfig:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flytekit import task
 
-from tasks.assets import data_place, policy_place
+from tasks.assets import data_key, policy_key
 from tasks.ray_config import DRIVER
 from verl_core.config import resolve, to_dict
 
@@ -14,7 +14,7 @@ from verl_core.config import resolve, to_dict
 class ResolvedConfig(NamedTuple):
     """Attributes:
     config: every setting, defaults included: what the console shows for this run.
-    data_key, policy_key: where data files and start policy lie or will lie; the keys of their cache.
+    data_key, policy_key: keys of the caches of data files and start policy.
     """
 
     config: dict
@@ -26,4 +26,4 @@ class ResolvedConfig(NamedTuple):
 def resolve_config(config: dict, overrides: list[str]) -> ResolvedConfig:
     """Compose recipes and overrides, check everything, and tell all problems at once."""
     resolved = resolve(config, overrides).config
-    return ResolvedConfig(to_dict(resolved), data_place(resolved), policy_place(resolved))
+    return ResolvedConfig(to_dict(resolved), data_key(resolved), policy_key(resolved))

@@ -125,8 +125,8 @@ def test_a_used_directory_is_refused_for_another_configuration_and_with_resume_d
 
 
 def test_too_few_devices_is_told_before_any_actor_starts(make_config: MakeConfig) -> None:
-    with pytest.raises(ResourceError, match="asks for 64 cpu devices, the cluster has 4"):
-        train(make_config("large", "trainer.n_gpus_per_node=64"))
+    with pytest.raises(ResourceError, match="asks for 8 cpu devices, the cluster has 4"):
+        train(make_config("large", "trainer.n_gpus_per_node=8"))
     with pytest.raises(ResourceError, match="asks for 1 cuda devices, the cluster has 0"):
         train(make_config("cuda", "trainer.device=cuda"))
 

@@ -25,6 +25,7 @@ from verl_core.trainer.ray_session import start_ray
 from verl_core.trainer.registry import get_trainer_cls
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.step_files import StepFiles
+from verl_core.transfer.availability import require_transfer_queue
 from verl_core.transfer.replay_buffer import ReplayBuffer
 
 
@@ -88,6 +89,8 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     run = RunDir(run_root(config))
     own.enter_context(OwnerLock.acquire(run, owner))
     agree_with_past(run, config)
+    if config.trainer.use_v1:
+        require_transfer_queue()
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
     stream, validation = streams(config, tokenizer)
     sources = sorted({row.source.data_source for rows in (stream, validation) if rows for row in rows.rows})

@@ -41,8 +41,8 @@ class NoLedger:
 
 
 class RolloutLedger:
-    """The journal as the replay buffer sees it. The buffer's groups end when their trajectories are on disk; that they are
-    trained is known, and journaled, only when their step's record is written."""
+    """The journal as the replay buffer sees it. The buffer's groups end when their trajectories are on disk; that
+    they are trained is known, and journaled, only when their step's record is written."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
