@@ -54,5 +54,5 @@ def steps_graph(ready: RunConfig, literal: dict) -> Any:
             continue
         for stage in (nodes.rollout, nodes.reward, nodes.advantage, nodes.update):
             done = stage(config=config, step=first, after=note)
-            note = done.with_overrides(node_name=f"{stage.__name__}-{first:06d}", **extra).note
+            note = done.with_overrides(node_name=f"{stage.__name__.removesuffix('_job')}-{first:06d}", **extra).note
     return nodes.finish(config=config, after=note).with_overrides(node_name="finish", **extra)

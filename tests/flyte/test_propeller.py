@@ -101,13 +101,23 @@ def by_node(propeller: Propeller) -> dict[str, Attempt]:
 @pytest.mark.timeout(900)
 def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, address: str, tmp_path: Path) -> None:
     propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": address, "VERL_RAY_CLIENT": address})
-    given = inputs(tmp_path, "trainer.total_training_steps=1", "trainer.experiment_name=emulated-shared")
+    given = inputs(
+        tmp_path,
+        "trainer.total_training_steps=1",
+        "trainer.experiment_name=emulated-shared",
+        "ray.worker={gpu: 2, replicas: 3}",  # nothing here has devices; the job that is asked for must say so
+    )
     outputs = propeller.run(TRAIN, given)
 
     nodes = by_node(propeller)
     assert all(attempt.exit_code == 0 and attempt.number == 0 for attempt in propeller.attempts)
     assert {f"{stage}-000001" for stage in STAGES} < set(nodes)
     assert {"cluster", "begin", "finish"} < set(nodes)
+
+    job = job_of(tmp_path / "flyte", "hold_cluster")
+    (workers,) = job["rayCluster"]["workerGroupSpec"]
+    assert workers["replicas"] == 3
+    assert workers["rayStartParams"]["num-gpus"] == "2"
 
     held, steps = nodes["cluster"], [nodes[f"{stage}-000001"] for stage in STAGES]
     assert held.type == "ray"
@@ -126,6 +136,17 @@ def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, ad
     assert "<svg" in decks[0].read_text()
     rollout = literal_file(tmp_path, "rollout-000001")
     assert rollout == str(run / "steps" / "000001" / "trajectories.parquet")
+
+
+def job_of(root: Path, name: str) -> dict[str, Any]:
+    """The RayJob of a task that a dynamic node asked for."""
+    from flyteidl.core import dynamic_job_pb2
+    from google.protobuf.json_format import MessageToDict
+
+    (path,) = root.rglob("futures.pb")
+    tasks = dynamic_job_pb2.DynamicJobSpec.FromString(path.read_bytes()).tasks
+    (task,) = [task for task in tasks if task.id.name.endswith(f".{name}")]
+    return MessageToDict(task.custom)
 
 
 def literal_file(root: Path, node: str) -> str:
