@@ -63,14 +63,14 @@ def _trajectory(prompt: Prompt, session: int, generator: np.random.Generator) ->
 
 
 @contextlib.contextmanager
-def hosted_store() -> Iterator[TransferQueueStore]:
+def hosted_store(units: int) -> Iterator[TransferQueueStore]:
     """A store of its own, in the Ray that is there or in a private one."""
     import ray
 
     private = not ray.is_initialized()
     if private:
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=_NAMESPACE)
-    host = StoreHost.attach_or_launch(BufferConfig(), timeout_s=300, namespace=_NAMESPACE)
+    host = StoreHost.attach_or_launch(BufferConfig(num_storage_units=units), timeout_s=300, namespace=_NAMESPACE)
     store = TransferQueueStore.join(host.endpoint, call_timeout_s=60)
     try:
         yield store
@@ -198,7 +198,7 @@ def _jagged(rows: Sequence[Trajectory]) -> Any:
 def run() -> dict[str, Any]:
     """Everything measured, with the goals: `{"goals": [{name, value, op, goal, ok}], ...details}`."""
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-    with hosted_store() as store:
+    with hosted_store(2) as store:
         speed = store_speedup(store)
         few, many = sample_latency(store, 100), sample_latency(store, 10_000)
     goals = [

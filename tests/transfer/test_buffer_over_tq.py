@@ -43,13 +43,12 @@ class Agent:
             self.store.finish([finished_of(prompt, length=30)])
 
     def spoil(self, prompt: Prompt) -> None:
-        """Commit a group whose second row was damaged between the commit and the ring."""
+        """Commit a group whose rows are damaged between the commit and the ring."""
         ring, self.store._bell.ring = self.store._bell.ring, lambda uids: True  # type: ignore[method-assign]
-        (tag,) = self.store.finish([finished_of(prompt, length=30)])
+        self.store.finish([finished_of(prompt, length=30)])
         self.store._bell.ring = ring  # type: ignore[method-assign]
-        key = tag.manifest.keys[1]
-        (blob,) = self.store._client.get_rows([key])
-        self.store._client.put_rows({key: blob[:100] + bytes([blob[100] ^ 1]) + blob[101:]})
+        (blob,) = self.store._client.get_rows([prompt.uid])
+        self.store._client.put_rows({prompt.uid: blob[:100] + bytes([blob[100] ^ 1]) + blob[101:]})
         ring([prompt.uid])
 
 

@@ -20,12 +20,12 @@ from verl_core.transfer.tq_store import TransferQueueStore
 Store = MemoryStore | TransferQueueStore
 
 
-def overwrite(store: Store, key: str, blob: bytes) -> None:
-    """Put other bytes under a key, as a broken writer would."""
+def overwrite(store: Store, uid: str, blob: bytes) -> None:
+    """Put other bytes in place of a group's rows, as a broken writer would."""
     if isinstance(store, MemoryStore):
-        store._rows[key] = blob
+        store._rows[uid] = blob
     else:
-        store._client.put_rows({key: blob})
+        store._client.put_rows({uid: blob})
 
 
 def test_both_keep_the_protocol(store: Store) -> None:
@@ -59,7 +59,7 @@ def test_finish_fills_the_manifest_and_the_rows_come_back_in_its_order(store: St
     assert manifest.keys == (f"{prompt.uid}_0_0", f"{prompt.uid}_0_1", f"{prompt.uid}_1_0")
     assert manifest.tokens == 5 + 5 + 4
     assert (manifest.min_version, manifest.max_version) == (5, 7)
-    assert manifest.nbytes == sum(len(pack([row])) for row in ordered)
+    assert manifest.nbytes == len(pack(ordered))
     assert time.time() - 60 < tag.updated < time.time() + 60
     assert store.read_tags([prompt.uid]) == {prompt.uid: tag}
     assert all(same(a, b) for a, b in zip(store.fetch([manifest]), ordered, strict=True))
@@ -102,35 +102,37 @@ def test_finish_refuses_what_would_mix_groups(store: Store) -> None:
     assert store.wait(0.1) == []
 
 
-def test_a_missing_row_is_named(store: Store) -> None:
-    one, two = store.finish([finished_of(prompt_of(1)), finished_of(prompt_of(2))])
-    store.clear_rows([two.manifest.keys[1]])
-    with pytest.raises(StoreError, match=two.manifest.keys[1]):
-        store.fetch([one.manifest, two.manifest])
-    assert len(store.fetch([one.manifest])) == 2
-    store.clear_rows(two.manifest.keys)
-    with pytest.raises(StoreError, match="2 of 2 rows are missing"):
+def test_missing_rows_are_named(store: Store) -> None:
+    one, two, three = store.finish([finished_of(prompt_of(i)) for i in (1, 2, 3)])
+    store.clear_rows([two.uid])
+    with pytest.raises(StoreError, match=f"1 of 3 groups are missing: {two.uid}"):
+        store.fetch([one.manifest, two.manifest, three.manifest])
+    assert len(store.fetch([one.manifest, three.manifest])) == 4
+    with pytest.raises(StoreError, match="1 of 1 groups are missing"):
         store.fetch([two.manifest])
 
 
 def test_damaged_rows_and_rows_of_others_are_refused(store: Store) -> None:
-    (tag,) = store.finish([finished_of(prompt_of(1))])
-    key = tag.manifest.keys[1]
-    good = pack([trajectory_of(prompt_of(1), 1)])
+    prompt = prompt_of(1)
+    (tag,) = store.finish([finished_of(prompt)])
+    rows = [trajectory_of(prompt, 0), trajectory_of(prompt, 1)]
+    good = pack(rows)
     damaged = bytearray(good)
     damaged[-9] ^= 4
     for blob, message in [
         (bytes(damaged), "checksum"),
         (good[:-8], "cut off"),
         (b"", "cut off"),
-        (pack([trajectory_of(prompt_of(1), 0)]), "another row's bytes"),
-        (pack([]), "another row's bytes"),
+        (pack(rows[:1]), "disagree"),
+        (pack(rows[::-1]), "disagree"),
+        (pack([]), "disagree"),
+        (pack([replace(row, uid=uid_of(2)) for row in rows]), "disagree"),
     ]:
-        overwrite(store, key, blob)
+        overwrite(store, tag.uid, blob)
         with pytest.raises(StoreError, match=message) as caught:
             store.fetch([tag.manifest])
-        assert key in str(caught.value)
-    overwrite(store, key, good)
+        assert tag.uid in str(caught.value)
+    overwrite(store, tag.uid, good)
     assert len(store.fetch([tag.manifest])) == 2
 
 
@@ -154,8 +156,8 @@ def test_clearing_takes_what_is_named_and_nothing_else(store: Store) -> None:
     store.clear_groups([uid_of(1)])
     assert set(store.tags()) == {uid_of(0), uid_of(2)}
     assert len(store.fetch([tags[1].manifest])) == 2  # claimed: the tag is gone, the rows stay
-    store.clear_rows([*tags[1].manifest.keys, "never there"])
-    store.clear_rows(tags[1].manifest.keys)
+    store.clear_rows([uid_of(1), "never there"])
+    store.clear_rows([uid_of(1)])
     assert len(store.fetch([tags[0].manifest, tags[2].manifest])) == 4
     store.reset()
     assert store.tags() == {}
@@ -211,6 +213,6 @@ def test_a_big_batch_goes_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatc
     rows = store.fetch([tag.manifest for tag in tags])
     assert [row.key for row in rows] == [row.key for group in groups for row in group.trajectories]
     assert len(store.read_tags([tag.uid for tag in tags])) == 7
-    store.clear_rows([key for tag in tags for key in tag.manifest.keys])
+    store.clear_rows([tag.uid for tag in tags])
     store.clear_groups([tag.uid for tag in tags])
     assert store.tags() == {}

@@ -109,7 +109,7 @@ def test_a_failed_group_goes_out_again_under_a_new_uid_and_nothing_of_it_stays()
         ((uid_of(1),), {"base_uids": [uid_of(1)], "reason": "failed", "errors": ["session 1: boom"]})
     ]
     assert world.book.of("reissued") == [((second.uid,), {"base_uids": [uid_of(1)]})]
-    assert sorted(world.store._rows) == sorted(row.key for group in groups for row in group.trajectories)
+    assert sorted(world.store._rows) == sorted(group.prompt.uid for group in groups)
     assert world.store.tags() == {}
     world.check()
 
@@ -156,14 +156,14 @@ def test_a_damaged_row_costs_its_group_an_attempt_and_no_other_group_anything() 
     world = World()
     world.buffer.submit([prompt_of(i) for i in range(3)])
     tags = world.store.finish([finished_of(prompt_of(i)) for i in range(3)])
-    key = tags[1].manifest.keys[0]
-    world.store._rows[key] = world.store._rows[key][:-4] + b"evil"
+    uid = tags[1].uid
+    world.store._rows[uid] = world.store._rows[uid][:-4] + b"evil"
     world.store.after(1, lambda: world.store.finish([finished_of(prompt_of(1, attempt=1))]))
     groups = world.buffer.sample(3, 1)
     assert [(group.prompt.ordinal, group.prompt.attempt) for group in groups] == [(0, 0), (1, 1), (2, 0)]
     assert world.buffer.accounting().quarantined == 1
     assert world.book.of("failed")[0][1]["reason"] == "corrupt"
-    assert key in groups[1].errors[0]
+    assert uid in groups[1].errors[0]
     world.check()
 
 
@@ -190,7 +190,7 @@ def test_a_running_group_past_its_lease_is_reissued_and_its_late_result_is_swept
     assert "agent-3" in group.errors[0]
     account = world.buffer.accounting()
     assert (account.expired, account.late, account.reissued) == (1, 1, 1)
-    assert sorted(world.store._rows) == [row.key for row in group.trajectories]
+    assert list(world.store._rows) == [new.uid]
     assert world.store.tags() == {}
     world.check()
 
@@ -356,7 +356,7 @@ def test_rings_of_others_are_none_of_our_business() -> None:
     world.buffer.sample(1, 1)
     world.buffer.collect()
     assert set(world.store.tags()) == {uid_of(50)}
-    assert len(world.store._rows) == 4
+    assert set(world.store._rows) == {uid_of(50), uid_of(1)}
 
 
 def test_a_reissue_that_breaks_its_contract_is_caught_before_anything_changes() -> None:

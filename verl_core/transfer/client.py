@@ -8,6 +8,7 @@ number of threads.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ GROUPS, ROWS, META = "train.groups", "train.rows", "store.meta"
 _FIELD = "blob"
 _EPOCH_KEY = "epoch"
 T = TypeVar("T")
+Blob = bytes | bytearray
 
 
 class QueueClient:
@@ -63,12 +65,26 @@ class QueueClient:
 
     # ---- rows: one `bytes` value per key
 
-    def put_rows(self, rows: Mapping[str, bytes]) -> None:
-        """Store rows, then verify that they are readable: TransferQueue only logs a lost notification."""
+    def commit(self, rows: Mapping[str, Blob], partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
+        """Store rows; verify that they are readable, for TransferQueue only logs a lost notification; then write tags."""
+        if tags:
+            self._call("commit", lambda: self._commit(rows, partition, tags), lambda: _some(tags))
+
+    async def _commit(self, rows: Mapping[str, Blob], partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
+        where = asyncio.create_task(self._client.async_kv_retrieve_meta(list(tags), partition, create=True))
+        try:
+            if rows:
+                await self._put_rows(rows)
+            await self._set_tags(await where, tags)
+        finally:
+            where.cancel()
+
+    def put_rows(self, rows: Mapping[str, Blob]) -> None:
+        """Store rows and verify that they are readable."""
         if rows:
             self._call("put_rows", lambda: self._put_rows(rows), lambda: _some(rows))
 
-    async def _put_rows(self, rows: Mapping[str, bytes]) -> None:
+    async def _put_rows(self, rows: Mapping[str, Blob]) -> None:
         keys = list(rows)
         meta = await self._client.async_kv_retrieve_meta(keys, ROWS, create=True)
         await self._client.storage_manager.put_data(_column(list(rows.values())), meta)
@@ -79,7 +95,7 @@ class QueueClient:
         meta = await self._client.async_kv_retrieve_meta(keys, ROWS, create=False)
         if meta.size != len(keys):
             raise StoreError(
-                f"{len(keys) - meta.size} of {len(keys)} rows are missing: {await self._missing(keys, meta)}"
+                f"rows of {len(keys) - meta.size} of {len(keys)} groups are missing: {await self._missing(keys, meta)}"
             )
         if _FIELD not in meta.field_names or not meta.is_ready:
             raise StoreError(f"rows are listed but not readable (a write was lost or is going on) among {_some(keys)}")
@@ -111,7 +127,9 @@ class QueueClient:
             self._call("write_tags", lambda: self._write_tags(partition, tags), lambda: _some(tags))
 
     async def _write_tags(self, partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
-        meta = await self._client.async_kv_retrieve_meta(list(tags), partition, create=True)
+        await self._set_tags(await self._client.async_kv_retrieve_meta(list(tags), partition, create=True), tags)
+
+    async def _set_tags(self, meta: Any, tags: Mapping[str, dict[str, Any]]) -> None:
         meta.clear_custom_meta()  # the client would merge into what it just read
         meta.update_custom_meta(list(tags.values()))
         await self._client.async_set_custom_meta(meta)
@@ -203,7 +221,7 @@ def _connect(endpoint: Endpoint) -> Any:
     return client
 
 
-def _column(values: list[bytes]) -> Any:
+def _column(values: list[Blob]) -> Any:
     from tensordict import TensorDict
 
     return TensorDict({_FIELD: values}, batch_size=len(values))

@@ -1,8 +1,8 @@
 """Trajectories as one `bytes` value. Invariant: what unpacks is bit for bit what was packed, or `StoreError` says why
 not.
 
-TransferQueue charges per value moved, not per byte (measured: about 0.1 ms each), so everything of a trajectory, or
-of all the trajectories of a session, travels as one value. Little-endian throughout:
+TransferQueue charges per value moved and per key, not per byte (measured: about 0.1 ms and 0.02 ms), so everything of a
+group travels as one value. Little-endian throughout:
 
     header   magic, format version, count, CRC of the schema text, CRC of count and body, body length
     body     per trajectory: a fixed record of lengths and scalars, then the columns of SCHEMA, padded to 8 bytes
@@ -45,17 +45,16 @@ _NO_EXTRA = b"{}"
 _PADDING = [bytes(count) for count in range(8)]
 
 
-def pack(trajectories: Sequence[Trajectory]) -> bytes:
-    """One blob of all `trajectories`, in their order.
+def pack(trajectories: Sequence[Trajectory]) -> bytearray:
+    """One blob of all `trajectories`, in their order; a bytearray, so that the header can be filled in without a copy.
 
     Raises:
         StoreError: a column has another dtype or length than `Trajectory` promises, or `extra` is not JSON.
     """
-    body = b"".join([part for row in trajectories for part in _parts(row)])
-    header = HEADER.pack(
-        MAGIC, FORMAT_VERSION, len(trajectories), SCHEMA_CRC, zlib.crc32(body, len(trajectories)), len(body)
-    )
-    return header + body
+    blob = bytearray().join([bytes(HEADER.size), *[part for row in trajectories for part in _parts(row)]])
+    crc = zlib.crc32(memoryview(blob)[HEADER.size :], len(trajectories))
+    HEADER.pack_into(blob, 0, MAGIC, FORMAT_VERSION, len(trajectories), SCHEMA_CRC, crc, len(blob) - HEADER.size)
+    return blob
 
 
 def unpack(blob: bytes) -> list[Trajectory]:

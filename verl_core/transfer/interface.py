@@ -19,7 +19,7 @@ class Finished:
 
 
 class TrajectoryStore(Protocol):
-    """Groups (small tags) in one partition, trajectories (packed rows) in another.
+    """Groups' tags (small) in one partition; each group's trajectories, packed into one value, in another.
 
     Owner of each edge: the buffer opens, claims and clears groups; the agent worker that runs a group writes `running`
     and the terminal tag. Every call is bounded by the store's call deadline and raises `DeadlineExceeded` or
@@ -36,7 +36,12 @@ class TrajectoryStore(Protocol):
 
     def finish(self, groups: Sequence[Finished]) -> list[GroupTag]:
         """Group commit of settled groups: rows first, then verification that they are readable, then terminal tags,
-        then the doorbell with their uids. Fills in each tag's manifest and returns the tags as written. Blocks."""
+        then the doorbell with their uids. Fills in each tag's manifest and returns the tags as written. Blocks.
+
+        Raises:
+            StoreError: a tag is not terminal, a trajectory is malformed or another group's, or the store lost
+                something; no tag was written.
+        """
 
     def tags(self) -> dict[str, GroupTag]:
         """Snapshot of all groups by uid; foreign or half-written keys are left out and counted in `quarantined_tags`.
@@ -49,14 +54,14 @@ class TrajectoryStore(Protocol):
         """Rows of the manifests, in manifest order.
 
         Raises:
-            StoreError: a row is missing, has another schema, or disagrees with its manifest; names the keys.
+            StoreError: rows are missing, have another schema, or disagree with their manifest; names the group.
         """
 
     def clear_groups(self, uids: Sequence[str]) -> None:
         """Forget tags. Idempotent."""
 
-    def clear_rows(self, keys: Sequence[str]) -> None:
-        """Free rows. Idempotent. Never call it for a row that a reader may still hold."""
+    def clear_rows(self, uids: Sequence[str]) -> None:
+        """Free the rows of groups. Idempotent. Never call it for a group that a reader may still fetch."""
 
     def reset(self) -> None:
         """Forget every group and row. For a session that takes over a warm store, when no owner writes any more."""

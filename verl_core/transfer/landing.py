@@ -22,13 +22,11 @@ class Failure:
     flight: the attempt.
     reason: `failed` (a session raised), `empty`, `corrupt`, `expired` or `vanished`.
     messages: for the user.
-    keys: rows it left in the store.
     """
 
     flight: Flight
     reason: str
     messages: tuple[str, ...]
-    keys: tuple[str, ...] = ()
 
 
 def land(store: TrajectoryStore, settled: Sequence[Landed]) -> tuple[list[Flight], list[Failure]]:
@@ -41,9 +39,9 @@ def land(store: TrajectoryStore, settled: Sequence[Landed]) -> tuple[list[Flight
     failed = {fault.flight.prompt.uid for fault in failures}
     whole = [pair for pair in settled if pair[0].prompt.uid not in failed]
     arrived = []
-    for (flight, tag), rows in zip(whole, _fetch(store, whole), strict=True):
+    for (flight, _), rows in zip(whole, _fetch(store, whole), strict=True):
         if isinstance(rows, StoreError):
-            failures.append(Failure(flight, "corrupt", (str(rows),), tag.manifest.keys))
+            failures.append(Failure(flight, "corrupt", (str(rows),)))
         else:
             flight.group = Group(flight.prompt, rows, flight.errors)
             arrived.append(flight)
@@ -54,7 +52,7 @@ def _fault(flight: Flight, tag: GroupTag) -> Failure | None:
     """Why the attempt's rows need not be fetched at all."""
     manifest = tag.manifest
     if tag.status is GroupStatus.FAILURE:
-        return Failure(flight, "failed", manifest.errors or ("a session failed without a message",), manifest.keys)
+        return Failure(flight, "failed", manifest.errors or ("a session failed without a message",))
     if not manifest.keys:
         return Failure(flight, "empty", ("every session ended without a trajectory",))
     return None

@@ -10,7 +10,7 @@ from verl_core.errors import StoreError
 from verl_core.trajectory import Trajectory
 from verl_core.transfer.group import GroupTag, Manifest
 from verl_core.transfer.interface import Finished
-from verl_core.transfer.rows import commit_of, verified
+from verl_core.transfer.rows import commit_of, uid_of, verified
 
 
 class MemoryStore:
@@ -33,8 +33,9 @@ class MemoryStore:
         """See TrajectoryStore."""
         commits = [commit_of(group) for group in groups]
         with self._bell:
-            for tag, rows in commits:
-                self._rows.update(rows)
+            for tag, blob in commits:
+                if blob:
+                    self._rows[tag.uid] = bytes(blob)
                 self._tags[tag.uid] = tag
                 self._rung[tag.uid] = None
             self._bell.notify_all()
@@ -52,13 +53,14 @@ class MemoryStore:
 
     def fetch(self, manifests: Sequence[Manifest]) -> list[Trajectory]:
         """See TrajectoryStore."""
-        keys = [key for manifest in manifests for key in manifest.keys]
+        full = [manifest for manifest in manifests if manifest.keys]
+        uids = [uid_of(manifest) for manifest in full]
         with self._bell:
-            missing = [key for key in keys if key not in self._rows]
+            missing = [uid for uid in uids if uid not in self._rows]
             if missing:
-                raise StoreError(f"{len(missing)} of {len(keys)} rows are missing: {', '.join(missing[:5])}")
-            blobs = [self._rows[key] for key in keys]
-        return verified(manifests, blobs)
+                raise StoreError(f"rows of {len(missing)} of {len(uids)} groups are missing: {', '.join(missing[:5])}")
+            blobs = [self._rows[uid] for uid in uids]
+        return [row for manifest, blob in zip(full, blobs, strict=True) for row in verified(manifest, blob)]
 
     def clear_groups(self, uids: Sequence[str]) -> None:
         """See TrajectoryStore."""
@@ -66,11 +68,11 @@ class MemoryStore:
             for uid in uids:
                 self._tags.pop(uid, None)
 
-    def clear_rows(self, keys: Sequence[str]) -> None:
+    def clear_rows(self, uids: Sequence[str]) -> None:
         """See TrajectoryStore."""
         with self._bell:
-            for key in keys:
-                self._rows.pop(key, None)
+            for uid in uids:
+                self._rows.pop(uid, None)
 
     def reset(self) -> None:
         """See TrajectoryStore."""

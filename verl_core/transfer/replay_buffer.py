@@ -177,7 +177,7 @@ class ReplayBuffer:
         self._free(groups)
 
     def _free(self, groups: Sequence[Group]) -> None:
-        self._store.clear_rows([row.key for group in groups for row in group.trajectories])
+        self._store.clear_rows([group.prompt.uid for group in groups])
 
     # ---- looking at the store
 
@@ -227,9 +227,9 @@ class ReplayBuffer:
     def _sweep(self, tags: dict[str, GroupTag]) -> None:
         """Clear what late writers left under retired uids."""
         old = {uid: tag for uid, tag in tags.items() if uid in self._books.retired}
-        late = [tag for tag in old.values() if tag.status.terminal]
+        late = [uid for uid, tag in old.items() if tag.status.terminal]
         self._books.counts.late += len(late)
-        self._store.clear_rows([key for tag in late for key in tag.manifest.keys])
+        self._store.clear_rows(late)
         self._store.clear_groups(list(old))
 
     # ---- settling
@@ -249,8 +249,9 @@ class ReplayBuffer:
             return
         again = [self._next(f) for f in failures if f.flight.prompt.attempt < self._config.max_reissues]
         self._books.replace_attempts(failures, again, self._step)
-        self._store.clear_rows([key for failure in failures for key in failure.keys])
-        self._store.clear_groups([failure.flight.prompt.uid for failure in failures])
+        uids = [failure.flight.prompt.uid for failure in failures]
+        self._store.clear_rows(uids)
+        self._store.clear_groups(uids)
         if again:
             self._send(again, self._open_tags(again))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from verl_core.transfer.doorbell import Doorbell
 from verl_core.transfer.endpoint import Endpoint
 from verl_core.transfer.group import GroupTag, Manifest
 from verl_core.transfer.interface import Finished
-from verl_core.transfer.rows import commit_of, verified
+from verl_core.transfer.rows import commit_of, uid_of, verified
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,17 +68,17 @@ class TransferQueueStore:
     def write_tags(self, tags: Sequence[GroupTag]) -> None:
         """See TrajectoryStore."""
         for part in _parts(tags):
-            self._client.write_tags(GROUPS, {tag.uid: {_TAG: json.dumps(tag.to_dict())} for tag in part})
+            self._client.write_tags(GROUPS, {tag.uid: _raw(tag) for tag in part})
 
     def finish(self, groups: Sequence[Finished]) -> list[GroupTag]:
         """See TrajectoryStore."""
         commits = [commit_of(group) for group in groups]
-        for part in _by_size((key, blob) for _, rows in commits for key, blob in rows.items()):
-            self._client.put_rows(part)
         tags = [tag for tag, _ in commits]
-        self.write_tags(tags)
-        if tags and not self._bell.ring([tag.uid for tag in tags]):
-            LOG.warning("the doorbell took no ring for %d groups; the sampler's poll will find them", len(tags))
+        for part in _by_bytes(commits, lambda commit: len(commit[1])):
+            rows = {tag.uid: blob for tag, blob in part if blob}
+            self._client.commit(rows, GROUPS, {tag.uid: _raw(tag) for tag, _ in part})
+            if not self._bell.ring([tag.uid for tag, _ in part]):
+                LOG.warning("the doorbell took no ring for %d groups; the sampler's poll will find them", len(part))
         return tags
 
     def tags(self) -> dict[str, GroupTag]:
@@ -115,9 +115,11 @@ class TransferQueueStore:
     def fetch(self, manifests: Sequence[Manifest]) -> list[Trajectory]:
         """See TrajectoryStore."""
         found: list[Trajectory] = []
-        for part in _by_bytes(manifests):
-            blobs = self._client.get_rows([key for manifest in part for key in manifest.keys])
-            found += verified(part, blobs)
+        full = [manifest for manifest in manifests if manifest.keys]
+        for part in _by_bytes(full, lambda manifest: manifest.nbytes):
+            blobs = self._client.get_rows([uid_of(manifest) for manifest in part])
+            for manifest, blob in zip(part, blobs, strict=True):
+                found += verified(manifest, blob)
         return found
 
     def clear_groups(self, uids: Sequence[str]) -> None:
@@ -125,9 +127,9 @@ class TransferQueueStore:
         for part in _parts(uids):
             self._client.clear(GROUPS, part)
 
-    def clear_rows(self, keys: Sequence[str]) -> None:
+    def clear_rows(self, uids: Sequence[str]) -> None:
         """See TrajectoryStore."""
-        for part in _parts(keys):
+        for part in _parts(uids):
             self._client.clear(ROWS, part)
 
     def reset(self) -> None:
@@ -151,35 +153,25 @@ class TransferQueueStore:
         self._bell.close()
 
 
+def _raw(tag: GroupTag) -> dict[str, Any]:
+    return {_TAG: json.dumps(tag.to_dict())}
+
+
 def _parts(items: Sequence[T]) -> Iterator[list[T]]:
     """`items` in runs of at most _CALL_KEYS."""
     for start in range(0, len(items), _CALL_KEYS):
         yield list(items[start : start + _CALL_KEYS])
 
 
-def _by_size(rows: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
-    """Rows in runs of about _CALL_BYTES."""
-    part: dict[str, bytes] = {}
+def _by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """`items` in runs of about _CALL_BYTES and at most _CALL_KEYS."""
+    part: list[T] = []
     size = 0
-    for key, blob in rows:
-        if part and (size + len(blob) > _CALL_BYTES or len(part) == _CALL_KEYS):
-            yield part
-            part, size = {}, 0
-        part[key] = blob
-        size += len(blob)
-    if part:
-        yield part
-
-
-def _by_bytes(manifests: Sequence[Manifest]) -> Iterator[list[Manifest]]:
-    """Whole manifests in runs of about _CALL_BYTES."""
-    part: list[Manifest] = []
-    size = 0
-    for manifest in manifests:
-        if part and size + manifest.nbytes > _CALL_BYTES:
+    for item in items:
+        if part and (size + size_of(item) > _CALL_BYTES or len(part) == _CALL_KEYS):
             yield part
             part, size = [], 0
-        part.append(manifest)
-        size += manifest.nbytes
+        part.append(item)
+        size += size_of(item)
     if part:
         yield part
