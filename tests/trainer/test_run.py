@@ -11,29 +11,34 @@ import pytest
 import ray
 
 from tests.trainer.conftest import MakeConfig
+from verl_core.config import resolve
 from verl_core.errors import CheckpointError, ConfigError, ResourceError, RewardError
 from verl_core.record.accounting import accounting
 from verl_core.record.rundir import RunDir
-from verl_core.trainer.finish import finish
+from verl_core.trainer.assets import with_assets
+from verl_core.trainer.finish import Summary, finish
 from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer, run_root
 from verl_core.trainer.ray_session import namespace_of
 from verl_core.trainer.run import train
+
+LEGACY = "trainer.use_v1=false"  # where the store plays no part: two processes less to start
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[str, str]:
-    """Hash of the weights by number of steps; filled by the first test that trains undisturbed."""
-    return {}
+def undisturbed(
+    ray_cluster: None, assets: tuple[list[str], list[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Summary:
+    """Four steps of the sync mode, from start to end in one go."""
+    settings = [f"trainer.default_local_dir={tmp_path_factory.mktemp('undisturbed')}", "trainer.init_timeout_s=240"]
+    return train(with_assets(resolve("configs/scripted.yaml", settings).config, *assets))
 
 
-def test_sync_and_legacy_path_give_the_same_weights(make_config: MakeConfig, undisturbed: dict[str, str]) -> None:
-    sync = train(make_config("sync"))
+def test_sync_and_legacy_path_give_the_same_weights(make_config: MakeConfig, undisturbed: Summary) -> None:
     legacy = train(make_config("legacy", "trainer.use_v1=false"))
-    assert sync.final_weights_sha256 == legacy.final_weights_sha256
-    undisturbed["4"] = sync.final_weights_sha256
-    for summary in (sync, legacy):
+    assert legacy.final_weights_sha256 == undisturbed.final_weights_sha256
+    for summary in (undisturbed, legacy):
         accounts = accounting(RunDir(summary.run_dir))
         assert accounts.exact
         assert (accounts.served, accounts.trained, accounts.dropped) == (16, 16, {})
@@ -47,7 +52,7 @@ def test_sync_and_legacy_path_give_the_same_weights(make_config: MakeConfig, und
 
 
 def test_a_process_that_stops_after_any_stage_is_continued_exactly(
-    make_config: MakeConfig, undisturbed: dict[str, str]
+    make_config: MakeConfig, undisturbed: Summary
 ) -> None:
     config = make_config("stopped")
     with open_trainer(config) as trainer:
@@ -63,11 +68,11 @@ def test_a_process_that_stops_after_any_stage_is_continued_exactly(
         trainer.reward(3)
         trainer.advantage(3)
     close_trainer(config)
-    assert train(config).final_weights_sha256 == undisturbed["4"]
+    assert train(config).final_weights_sha256 == undisturbed.final_weights_sha256
     assert accounting(RunDir(run_root(config))).exact
 
 
-def test_actors_that_vanish_between_two_nodes_are_rebuilt(make_config: MakeConfig, undisturbed: dict[str, str]) -> None:
+def test_actors_that_vanish_between_two_nodes_are_rebuilt(make_config: MakeConfig, undisturbed: Summary) -> None:
     config = make_config("vanished")
     with open_trainer(config) as trainer:
         trainer.begin()
@@ -78,13 +83,13 @@ def test_actors_that_vanish_between_two_nodes_are_rebuilt(make_config: MakeConfi
     with open_trainer(config) as trainer:
         assert trainer.session.policy.steps_done() == 0  # a fresh policy: its predecessor is gone
         trainer.step(4)  # checkpoint 2, then the stored batch of step 3
-        assert finish(trainer.session).final_weights_sha256 == undisturbed["4"]
+        assert finish(trainer.session).final_weights_sha256 == undisturbed.final_weights_sha256
 
 
 def test_a_broken_checkpoint_is_skipped_aloud(
-    make_config: MakeConfig, undisturbed: dict[str, str], caplog: pytest.LogCaptureFixture
+    make_config: MakeConfig, undisturbed: Summary, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = make_config("broken")
+    config = make_config("broken", LEGACY)
     with open_trainer(config) as trainer:
         trainer.begin()
         for step in (1, 2, 3):
@@ -94,12 +99,12 @@ def test_a_broken_checkpoint_is_skipped_aloud(
     weights = root / "checkpoints/000002/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8] + b"\0" * 8)
     with caplog.at_level(logging.WARNING):
-        assert train(config).final_weights_sha256 == undisturbed["4"]  # replayed from the start policy
+        assert train(config).final_weights_sha256 == undisturbed.final_weights_sha256  # replayed from the start policy
     assert "checkpoint of step 2 is broken and was skipped" in caplog.text
 
 
 def test_a_step_that_cannot_be_rebuilt_says_which_batch_is_missing(make_config: MakeConfig) -> None:
-    config = make_config("gap", "trainer.save_freq=-1")
+    config = make_config("gap", LEGACY, "trainer.save_freq=-1")
     with open_trainer(config) as trainer:
         trainer.begin()
         trainer.step(1)
@@ -113,15 +118,15 @@ def test_a_step_that_cannot_be_rebuilt_says_which_batch_is_missing(make_config: 
 def test_a_used_directory_is_refused_for_another_configuration_and_with_resume_disabled(
     make_config: MakeConfig,
 ) -> None:
-    config = make_config("used")
+    config = make_config("used", LEGACY)
     with open_trainer(config) as trainer:
         trainer.begin()
         trainer.step(1)
     close_trainer(config)
     with pytest.raises(ConfigError, match=r"belongs to another configuration.*rollout.n: 4 -> 2"):
-        train(make_config("used", "actor_rollout_ref.rollout.n=2"))
+        train(make_config("used", LEGACY, "actor_rollout_ref.rollout.n=2"))
     with pytest.raises(ConfigError, match=r"holds a run already and trainer.resume_mode=disable"):
-        train(make_config("used", "trainer.resume_mode=disable"))
+        train(make_config("used", LEGACY, "trainer.resume_mode=disable"))
 
 
 def test_too_few_devices_is_told_before_any_actor_starts(make_config: MakeConfig) -> None:
@@ -157,7 +162,7 @@ def test_rewards_that_fail_are_counted_and_a_group_without_any_is_dropped(
         "    return 1.0\n"
     )
     custom = f"reward.custom_reward_function.path={source}"
-    with open_trainer(make_config("grumpy", custom, "reward.error_budget=1.0")) as trainer:
+    with open_trainer(make_config("grumpy", LEGACY, custom, "reward.error_budget=1.0")) as trainer:
         trainer.begin()
         for step in (1, 2, 3, 4):
             trainer.step(step)
@@ -165,7 +170,7 @@ def test_rewards_that_fail_are_counted_and_a_group_without_any_is_dropped(
         assert accounts.exact
         assert accounts.trained + sum(accounts.dropped.values()) == 16
         assert list(accounts.dropped) == ["reward: RuntimeError: no sevens"]
-    with open_trainer(make_config("strict", custom, "reward.error_budget=0.01")) as trainer:
+    with open_trainer(make_config("strict", LEGACY, custom, "reward.error_budget=0.01")) as trainer:
         trainer.begin()
         with pytest.raises(RewardError, match="no sevens"):
             all(trainer.step(step) for step in (1, 2, 3, 4))
