@@ -60,13 +60,8 @@ def _key(places: list[str]) -> str:
 
 def with_assets(config: dict, data: DataFiles, policy: FlyteDirectory) -> RunConfig:
     """The configuration that names data files and policy by their places."""
-    wanted = from_dict(config)
-    train, val, model = [location(f) for f in data.train], [location(f) for f in data.val], location(policy)
-    if not all(_is_there(path) for path in (*train, *val)):
-        train, val = assets.data_files(wanted)
-    if not _is_there(model):
-        model = assets.model_folder(wanted)
-    return assets.with_assets(wanted, train, val, model)
+    train, val = [location(file) for file in data.train], [location(file) for file in data.val]
+    return assets.with_assets(from_dict(config), train, val, location(policy))
 
 
 def _is_there(path: str) -> bool:

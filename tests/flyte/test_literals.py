@@ -9,7 +9,7 @@ from flytekit import task, workflow
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from tasks.assets import DataFiles, prepare_data, with_assets
+from tasks.assets import data_key, prepare_data, with_assets
 from tasks.literals import StageNote, StageResult, file_in_place, folder_in_place, location, stage_result
 from verl_core.config import resolve, to_dict
 from verl_core.trainer.stage import StageOutput
@@ -53,23 +53,17 @@ def test_a_url_stays_a_url() -> None:
     assert found[:2] == ["s3://nowhere/runs/a.parquet", "s3://nowhere/runs/checkpoint"]
 
 
-def test_data_that_was_deleted_is_made_again(tmp_path: Path) -> None:
-    """A cache remembers where the files were, and is believed only if they still are."""
+def test_a_cached_result_is_found_only_while_its_files_are_there(tmp_path: Path) -> None:
+    """flytekit cannot load a cached literal whose file was deleted since."""
     config = resolve({"defaults": ["scripted"]}, [f"trainer.default_local_dir={tmp_path}"]).config
+    assert data_key(config) != data_key(config)  # nothing there: a key that no result has
     made = prepare_data(config=to_dict(config), key="k")
-    train, val = location(made.train[0]), location(made.val[0])
-    before = Path(train).read_bytes()
-    for entry in Path(train).parent.iterdir():
-        entry.unlink()
-    Path(train).parent.rmdir()
-    ready = with_assets(to_dict(config), DataFiles([file_in_place(train)], [file_in_place(val)]), _folder(tmp_path))
-    assert ready.data.train_files == [train]
-    assert Path(train).read_bytes() == before
+    assert data_key(config) == data_key(config)
+    other = resolve({"defaults": ["scripted"]}, [f"trainer.default_local_dir={tmp_path}", "data.prepare.seed=9"]).config
+    assert data_key(other) != data_key(config)
+    ready = with_assets(to_dict(config), made, folder_in_place(str(tmp_path)))
+    assert ready.data.train_files == [location(made.train[0])]
     assert ready.actor_rollout_ref.model.path == str(tmp_path)
-
-
-def _folder(path: Path) -> FlyteDirectory:
-    return folder_in_place(str(path))
 
 
 @pytest.mark.parametrize("path", ["a/b", "s3://bucket/b"])
