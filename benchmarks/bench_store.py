@@ -3,9 +3,9 @@
 `sample_latency`: from the moment a group's last session has settled (its worker, another process, calls `finish`) until
 `sample()` returns the group, while many other groups are listed in the store.
 
-`store_speedup`: put and get of 512 trajectories through the store, against the plain layout (one row per trajectory, one
-jagged tensor per field) on the same servers. Both sides start from numpy columns of single trajectories and end there; the
-store's side includes checksums, verification, tags and the doorbell.
+`store_speedup`: put and get of 512 trajectories through the store, against the plain layout (one row per trajectory,
+one jagged tensor per field) on the same servers. Both sides start from numpy columns of single trajectories and end
+there; the store's side includes checksums, verification, tags and the doorbell.
 
     python -m benchmarks.bench_store
 """
@@ -88,7 +88,7 @@ class Worker:
         self._store = TransferQueueStore.join(endpoint, call_timeout_s=60, listen=False)
 
     def finish(self, group: Finished, rest_s: float) -> float:
-        """Commit the group after `rest_s`. Returns when the last session settled, in this machine's monotonic seconds."""
+        """Commit the group after `rest_s`. Returns when the last session settled, in monotonic seconds."""
         time.sleep(rest_s)
         settled = time.monotonic()
         self._store.finish([group])

@@ -1,7 +1,7 @@
 """TrainBatch: the ragged, columnar batch that the advantage and update stages share.
 
-Invariant: every response-aligned column is flat with one set of offsets; nothing is padded until a kernel asks for it, and
-padding is never read (the mask is applied with `where`).
+Invariant: every response-aligned column is flat with one set of offsets; nothing is padded until a kernel asks for it,
+and padding is never read (the mask is applied with `where`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class TrainBatch:
     def from_trajectories(cls, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> TrainBatch:
         """Column view of `trajectories` in their canonical order; `scores` is aligned with the argument."""
         if len(trajectories) != len(scores) or not trajectories:
-            raise ValueError(f"need as many scores as trajectories and at least one, got {len(scores)}/{len(trajectories)}")
+            raise ValueError(
+                f"need as many scores as trajectories and at least one, got {len(scores)}/{len(trajectories)}"
+            )
         rows = sorted(zip(trajectories, scores, strict=True), key=lambda pair: pair[0].order)
         rolled = [row for row, _ in rows]
         return cls(

@@ -1,7 +1,7 @@
 """The words of the domain as plain values: Prompt, Segment, Trajectory, Reward.
 
-Invariant: token in, token out. Ids are fixed when a prompt is tokenized or a token is sampled; nothing here re-tokenizes.
-Every trajectory names the weight version of each of its segments.
+Invariant: token in, token out. Ids are fixed when a prompt is tokenized or a token is sampled; nothing here tokenizes
+again. Every trajectory names the weight version of each of its segments.
 """
 
 from __future__ import annotations
