@@ -19,13 +19,12 @@ def planned_steps(config: RunConfig) -> range:
     from verl_core.data.tokenizer import load_tokenizer
     from verl_core.record.rundir import RunDir
     from verl_core.trainer.open import run_root
-    from verl_core.trainer.past import start_checkpoint
+    from verl_core.trainer.past import first_step_of
     from verl_core.trainer.prompts import total_steps
 
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
     total = total_steps(config, training_stream(config, config.data.train_files, tokenizer))
-    start = start_checkpoint(RunDir(run_root(config)), config)
-    return range(1 if start is None else start.step + 1, total + 1)
+    return range(first_step_of(RunDir(run_root(config)), config), total + 1)
 
 
 def chunks_of(steps: range, config: RunConfig) -> list[tuple[int, int]]:

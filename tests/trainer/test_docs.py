@@ -12,7 +12,7 @@ from verl_core.errors import DeadlineExceeded, VerlError
 from verl_core.record.rundir import RunDir
 from verl_core.reward.budget import check_budget
 from verl_core.reward.registry import check_sources, known_sources
-from verl_core.trainer.past import agree_with_past
+from verl_core.trainer.past import Start, agree_with_past, record_opening
 from verl_core.trainer.placement import place
 from verl_core.trajectory import Reward
 from verl_core.transfer.availability import require_transfer_queue
@@ -42,7 +42,8 @@ def test_transfer_queue_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_run_directories(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "mine")
-    agree_with_past(run, resolve("configs/scripted.yaml").config)
+    record_opening(run, resolve("configs/scripted.yaml").config, Start(0, "", "", {}))
+    run.publish_bytes("journal.jsonl", b"")
     for override in ("actor_rollout_ref.rollout.n=2", "trainer.resume_mode=disable"):
         with pytest.raises(VerlError) as caught:
             agree_with_past(run, resolve("configs/scripted.yaml", [override]).config)

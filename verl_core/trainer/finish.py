@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
+from verl_core.errors import ConfigError
 from verl_core.record.accounting import accounting
 from verl_core.record.rundir import REPORT
 from verl_core.record.step_record import read_metrics
@@ -68,7 +69,12 @@ def finish(session: Session) -> Summary:
     session.journal.ended(session.total_steps)
     steps = range(session.start_step + 1, session.total_steps + 1)
     numbers = [read_metrics(session.run, step) for step in steps]
-    scores = [row["critic/score/mean"] for row in numbers]
+    if not numbers:
+        raise ConfigError(
+            f"{session.run.root} has no step to sum up: it starts at step {session.start_step} and trainer."
+            f"total_training_steps is {session.total_steps}. Raise it."
+        )
+    scores = [row["critic/score/mean"] for row in numbers if "critic/score/mean" in row] or [float("nan")]
     events = session.journal.events()
     summary = Summary(
         steps=session.total_steps,
@@ -76,7 +82,7 @@ def finish(session: Session) -> Summary:
         reward_last5=fmean(scores[-_EDGE:]),
         val_before=_validation(session, session.start_step),
         val_after=_validation(session, session.total_steps),
-        wall_s=time.time() - next(event.time for event in events if event.kind == "served"),
+        wall_s=time.time() - next((event.time for event in events if event.kind == "served"), time.time()),
         step_overhead_share=overhead_share(numbers),
         final_weights_sha256=session.policy.weights_sha256(),
         report=session.run.url(REPORT),

@@ -18,7 +18,7 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.registry import check_sources
 from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
-from verl_core.trainer.past import agree_with_past, start_checkpoint
+from verl_core.trainer.past import agree_with_past, record_opening, start_of
 from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
 from verl_core.trainer.ray_session import start_ray
@@ -55,6 +55,8 @@ def open_trainer(config: RunConfig, owner: str | None = None) -> Iterator[PPOTra
         ResourceError, DeadlineExceeded: devices or actors are not to be had.
     """
     key = run_root(config)
+    if key in _OPEN and _OPEN[key].trainer.session.config_hash != config_hash(config):
+        close_trainer(config)
     if key not in _OPEN:
         with contextlib.ExitStack() as stack:
             trainer, actors = _open(config, owner, stack)
@@ -87,8 +89,8 @@ def run_root(config: RunConfig) -> str:
 def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tuple[PPOTrainer, RunActors]:
     trainer_cls = get_trainer_cls(config.trainer.v1.trainer_mode)
     run = RunDir(run_root(config))
-    own.enter_context(OwnerLock.acquire(run, owner))
-    agree_with_past(run, config)
+    lock = own.enter_context(OwnerLock.acquire(run, owner))
+    agree_with_past(run, config, owner)
     if config.trainer.use_v1:
         require_transfer_queue()
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
@@ -96,8 +98,9 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     sources = sorted({row.source.data_source for rows in (stream, validation) if rows for row in rows.rows})
     check_sources(sources, config.reward)
     total = total_steps(config, stream)
-    files, start = StepFiles(run), start_checkpoint(run, config)
-    done = files.first_open_step(start.step if start else 0) - 1
+    start, checkpoint = start_of(run, config, stream.identity(), owner)
+    files = StepFiles(run)
+    done = files.first_open_step(start.step) - 1
     journal = own.enter_context(contextlib.closing(Journal(run)))
     sinks = own.enter_context(open_sinks(config, run, total, done))
     start_ray(config)
@@ -113,7 +116,7 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         files=files,
         journal=journal,
         checkpoints=CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config),
-        start_checkpoint=start,
+        start_checkpoint=checkpoint,
         stream=stream,
         validation=validation,
         tokenizer=tokenizer,
@@ -123,5 +126,8 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         validation_buffer=ReplayBuffer(actors.stores[1], limits, dispatch, NoLedger(), asked.reissue),
         scorer=actors.scorer,
         sinks=sinks,
+        lock=lock,
+        on_policy=trainer_cls.on_policy,
     )
+    record_opening(run, config, start)
     return trainer_cls(session), actors

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from verl_core.trainer import stages
+from verl_core.trainer.restore import bring_policy_to
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trainer.validate import validate
@@ -21,6 +22,8 @@ class PPOTrainer:
     Hooks, in the order of a step: on_step_begin, on_sample_begin, on_sample_end, on_step_end. Around the run:
     on_init_end, on_train_begin, on_train_end; around a validation: on_validate_begin, on_validate_end.
     """
+
+    on_policy = False
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -46,7 +49,7 @@ class PPOTrainer:
         """Sample `train_batch_size` groups under the weights of step - 1."""
         if (done := self.session.files.finished("rollout", step)) is not None:
             return done
-        self.session.restore(step - 1)
+        self._restore(step - 1)
         self.on_step_begin(step)
         self.on_sample_begin(step)
         output = stages.rollout(self.session, step)
@@ -61,14 +64,16 @@ class PPOTrainer:
         """Old and reference log-probs under one frozen policy, KL in the reward, advantages."""
         if (done := self.session.files.finished("advantage", step)) is not None:
             return done
-        self.session.restore(step - 1)
+        self._restore(step - 1)
+        self.on_sample_end(step)
         return stages.advantage(self.session, step)
 
     def update(self, step: int) -> StageOutput:
         """Train on the step's batch; checkpoint; publish the weights; validate when due; then write the step record."""
         if (done := self.session.files.finished("update", step)) is not None:
             return done
-        self.session.restore(step - 1)
+        self._restore(step - 1)
+        self.on_sample_end(step)
         draft = stages.update(self.session, step)
         started = time.perf_counter()
         self.on_step_end(step)
@@ -80,9 +85,10 @@ class PPOTrainer:
     def begin(self) -> None:
         """Validation before training (once per run), then `on_train_begin`."""
         self.session.note_resume()
-        if self.session.first_open_step() == 1 and self.session.config.trainer.val_before_train:
-            self.session.restore(0)
-            self.session.sinks.log(0, self.validate(0))
+        start = self.session.start_step
+        if self.session.first_open_step() == start + 1 and self.session.config.trainer.val_before_train:
+            self._restore(start)
+            self.session.sinks.log(start, self.validate(start))
         self.on_train_begin()
 
     def end(self) -> None:
@@ -95,6 +101,13 @@ class PPOTrainer:
         metrics = validate(self.session, step)
         self.on_validate_end(step)
         return metrics
+
+    def _restore(self, step: int) -> None:
+        """Weights of `step`; the devices are the trainer's while batches are replayed. Also: is the run still ours?"""
+        self.session.lock.check()
+        if self.session.policy.steps_done() != step:
+            self.on_sample_end(step + 1)
+            bring_policy_to(self.session, step)
 
     # ---- hooks: a mode overrides the ones it needs
 
@@ -111,7 +124,8 @@ class PPOTrainer:
         """Before the replay buffer is asked."""
 
     def on_sample_end(self, step: int) -> None:
-        """The batch is here; colocated modes free the devices."""
+        """The batch is here and the trainer wants the devices; colocated modes free them. Called again before each
+        stage that trains, since a process may start there."""
 
     def on_step_end(self, step: int) -> None:
         """Weights of the step are checkpointed if due; publish them here."""

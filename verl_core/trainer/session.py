@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl_core.algorithms.kl_control import KLController, build_kl_controller
@@ -20,6 +20,7 @@ from verl_core.engine.interface import PolicyEngine
 from verl_core.metrics import MetricSinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
+from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
 from verl_core.rollout.servers import Servers
@@ -28,7 +29,6 @@ from verl_core.trainer.step_files import StepFiles
 from verl_core.trajectory import Prompt
 from verl_core.transfer.replay_buffer import ReplayBuffer
 
-STARTED = "training/started_unix_s"
 WORK = ("gen", "old_log_prob", "ref", "update_actor")  # generating and training; the rest of a step is overhead
 KL_STATE = "actor/reward_kl_penalty_coeff_next"
 
@@ -58,7 +58,8 @@ class Session:
     """Everything a stage needs. Built by `verl_core.trainer.open.open_trainer`.
 
     Attributes:
-        start_checkpoint: where the run starts when trainer.resume_mode=resume_path, else None.
+        start_checkpoint: what the run started from; None = the start policy.
+        on_policy: whether every token of step t must come from version t - 1.
         stream: training prompts; `validation`: the validation prompts, None without a validation set.
         buffer, validation_buffer: separate books; validation prompts are not accounted for.
     """
@@ -80,6 +81,9 @@ class Session:
     validation_buffer: ReplayBuffer
     scorer: Scorer
     sinks: MetricSinks
+    lock: OwnerLock
+    on_policy: bool
+    _clock: dict[int, float] = field(default_factory=dict)
 
     # ---- where the run stands
 
@@ -146,6 +150,7 @@ class Session:
 
     def save_checkpoint(self, step: int) -> str:
         """Checkpoint everything that changes; returns the folder's path or URL."""
+        self.stream.seek(step * self.config.data.train_batch_size)
         state = {"stream": self.stream.state(), "kl": self.kl_control(step + 1).state_dict(), "step": step}
         saved = self.checkpoints.save(step, lambda folder: self.policy.save(str(folder)), state)
         return self.run.url(saved.path)
@@ -164,19 +169,29 @@ class Session:
 
     # ---- numbers
 
-    def step_clock(self, metrics: dict[str, float], tokens: int) -> dict[str, float]:
-        """Wall time from the start of the step's rollout to now, without validation, and what follows from it.
+    def start_clock(self, step: int) -> None:
+        """The step begins, in this process."""
+        self._clock = {step: time.perf_counter()}
+
+    def step_clock(self, step: int, metrics: dict[str, float], tokens: int) -> dict[str, float]:
+        """Wall time of the step that ends now, without validation, and what follows from it.
+
+        A step whose rollout was done by another process, or before a crash, counts the seconds of its stages instead.
 
         Args:
-            metrics: of all stages of the step; the rollout's carry when it started, maybe in another process.
+            metrics: of all stages of the step.
             tokens: prompt and response tokens of the step.
         """
-        seconds = time.time() - metrics[STARTED] - metrics.get("timing_s/testing", 0.0)
         worked = sum(metrics.get(f"timing_s/{part}", 0.0) for part in WORK)
+        testing = metrics.get("timing_s/testing", 0.0)
+        if step in self._clock:
+            seconds = time.perf_counter() - self._clock[step] - testing
+        else:
+            seconds = sum(value for name, value in metrics.items() if name.startswith("timing_s/")) - testing
         return {
             "timing_s/step": seconds,
             "perf/time_per_step": seconds,
             "perf/total_num_tokens": float(tokens),
-            "perf/throughput": tokens / seconds / self.config.world_size,
-            "perf/overhead_share": max(0.0, 1.0 - worked / seconds),
+            "perf/throughput": tokens / max(seconds, 1e-9) / self.config.world_size,
+            "perf/overhead_share": max(0.0, 1.0 - worked / max(seconds, 1e-9)),
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl_core.batch import TrainBatch
@@ -18,7 +18,7 @@ from verl_core.record.batch_file import read_batch, write_batch
 from verl_core.record.rewards import read_rewards, write_rewards
 from verl_core.record.rundir import Published, RunDir
 from verl_core.record.spool import StepSpool
-from verl_core.record.step_record import StepRecord, write_metrics, write_step_record
+from verl_core.record.step_record import StepRecord, read_step_record, write_metrics, write_step_record
 from verl_core.record.trajectories import read_trajectories, write_trajectories
 from verl_core.trainer.stage import StageName, StageOutput
 from verl_core.trajectory import Reward, Trajectory
@@ -60,9 +60,14 @@ class StepFiles:
         """The stage's output if its file is there."""
         if (stage, step) in self._outputs:
             return self._outputs[stage, step]
-        if not self.run.exists(self.path(stage, step)):
+        path = self.path(stage, step)
+        if not self.run.exists(path):
             return None
-        return self._read_note(stage, step)
+        digest = hashlib.sha256(self.run.read(path)).hexdigest()
+        checkpoint = read_step_record(self.run, step).checkpoint if stage == "update" else ""
+        output = StageOutput(stage, step, self.run.url(path), digest, self._read_note(stage, step), checkpoint)
+        self._outputs[stage, step] = output
+        return output
 
     def first_open_step(self, start: int) -> int:
         """The first step after `start` without a record."""
@@ -77,9 +82,10 @@ class StepFiles:
 
     def save_trajectories(self, step: int, rows: list[Trajectory], metrics: dict[str, float]) -> StageOutput:
         """Publish the rollout's output; the spool has then served."""
-        written = write_trajectories(self.run, step, rows)
+        self._write_note("rollout", step, metrics)
+        output = self._keep("rollout", step, rows, write_trajectories(self.run, step, rows), metrics)
         self.spool(step).remove()
-        return self._keep("rollout", step, rows, written, metrics)
+        return output
 
     def trajectories(self, step: int) -> list[Trajectory]:
         """Rows in (ordinal, session, index) order."""
@@ -88,6 +94,7 @@ class StepFiles:
 
     def save_rewards(self, step: int, rewards: list[Reward], metrics: dict[str, float]) -> StageOutput:
         """Publish the scores, aligned with the trajectories."""
+        self._write_note("reward", step, metrics)
         return self._keep("reward", step, rewards, write_rewards(self.run, step, rewards), metrics)
 
     def rewards(self, step: int) -> list[Reward]:
@@ -95,8 +102,9 @@ class StepFiles:
         held = self._memory.get(("reward", step))
         return held if held is not None else read_rewards(self.run, step)
 
-    def save_batch(self, step: int, batch: TrainBatch, metrics: dict[str, float]) -> StageOutput:
-        """Publish what the update needs beyond the trajectories."""
+    def save_batch(self, step: int, batch: TrainBatch, metrics: dict[str, float], durable: bool = False) -> StageOutput:
+        """Publish the training batch. `durable`: a later step computes from these numbers (the KL coefficient does)."""
+        self._write_note("advantage", step, metrics, durable)
         return self._keep("advantage", step, batch, write_batch(self.run, step, batch), metrics)
 
     def batch(self, step: int) -> TrainBatch:
@@ -106,6 +114,7 @@ class StepFiles:
 
     def save_record(self, record: StepRecord, metrics: dict[str, float]) -> StageOutput:
         """Publish the step's numbers, then its record: from here on the step is done."""
+        self._write_note("update", record.step, metrics)
         write_metrics(self.run, record.step, metrics)
         written = write_step_record(self.run, record)
         return self._keep("update", record.step, record, written, metrics, record.checkpoint)
@@ -139,30 +148,27 @@ class StepFiles:
         checkpoint: str = "",
     ) -> StageOutput:
         output = StageOutput(stage, step, self.run.url(written.path), written.sha256, metrics, checkpoint)
-        self._write_note(output)
         self._memory = {key: held for key, held in self._memory.items() if key[1] == step} | {(stage, step): value}
         self._outputs = {key: out for key, out in self._outputs.items() if key[1] >= step - 1} | {(stage, step): output}
         return output
 
-    def _note_path(self, stage: StageName, step: int) -> str:
-        return f"{RunDir.step_dir(step)}/.{stage}.json"
-
-    def _write_note(self, output: StageOutput) -> None:
-        """The numbers of a stage, for the process that runs the next one. Whole but not durable: after a crash of the
-        machine a note may be gone, and with it these numbers, nothing else; a durable write would cost as much as the
-        stage's own."""
-        path, data = self._note_path(output.stage, output.step), json.dumps(asdict(output)).encode()
-        if self.run.local is None:
+    def _write_note(self, stage: StageName, step: int, metrics: dict[str, float], durable: bool = False) -> None:
+        """The numbers of a stage, before its file: whoever finds the file finds the note. Unless `durable`, a crash of
+        the machine, not of the process, may lose it, and then these numbers and nothing else."""
+        path, data = self._note_path(stage, step), json.dumps(metrics).encode()
+        if durable or self.run.local is None:
             self.run.publish_bytes(path, data)
             return
         target = self.run.local / path
+        target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(".tmp")
         draft.write_bytes(data)
         draft.replace(target)
 
-    def _read_note(self, stage: StageName, step: int) -> StageOutput:
-        note = self._note_path(stage, step)
-        if self.run.exists(note):
-            return StageOutput(**json.loads(self.run.read(note)))
-        path = self.path(stage, step)
-        return StageOutput(stage, step, self.run.url(path), hashlib.sha256(self.run.read(path)).hexdigest())
+    def _read_note(self, stage: StageName, step: int) -> dict[str, float]:
+        path = self._note_path(stage, step)
+        data = self.run.read(path) if self.run.exists(path) else b""
+        return json.loads(data) if data else {}
+
+    def _note_path(self, stage: StageName, step: int) -> str:
+        return f"{RunDir.step_dir(step)}/.{stage}.json"

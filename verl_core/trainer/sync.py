@@ -11,6 +11,8 @@ from verl_core.trainer.registry import register_trainer
 class SyncTrainer(PPOTrainer):
     """On-policy: servers sleep while the trainer works, and wake with the new weights."""
 
+    on_policy = True
+
     def on_sample_begin(self, step: int) -> None:
         """A node that starts here after a crash finds servers asleep or behind; a running trainer finds nothing to
         do."""

@@ -35,7 +35,7 @@ def advantage(session: Session, step: int) -> StageOutput:
         batch = batch.with_column("token_rewards", batch.flat(rewards))
     batch = with_advantages(batch, algorithm)
     metrics |= batch_metrics(batch) | {"timing_s/adv": time.perf_counter() - started}
-    return session.files.save_batch(step, batch, metrics)
+    return session.files.save_batch(step, batch, metrics, durable=algorithm.use_kl_in_reward)
 
 
 def assemble(trajectories: list[Trajectory], rewards: list[Reward]) -> TrainBatch:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from verl_core.errors import RolloutError
 from verl_core.trainer.metrics import rollout_metrics
-from verl_core.trainer.session import STARTED, Session
+from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
+from verl_core.trajectory import Trajectory
 from verl_core.transfer.replay_buffer import Group
 
 
@@ -21,7 +22,8 @@ def rollout(session: Session, step: int) -> StageOutput:
         DeadlineExceeded: nothing settled for trainer.v1.buffer.stall_timeout_s.
         RolloutError: every group of the step failed for good.
     """
-    begun, started = time.time(), time.perf_counter()
+    session.start_clock(step)
+    started = time.perf_counter()
     groups = _sample(session, step)
     seconds = time.perf_counter() - started
     trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)
@@ -29,8 +31,9 @@ def rollout(session: Session, step: int) -> StageOutput:
         raise RolloutError(
             f"step {step}: no group finished; see the drops of this step in journal.jsonl for the reasons"
         )
+    if session.on_policy:
+        _refuse_other_versions(trajectories, step)
     metrics = {
-        STARTED: begun,
         "timing_s/gen": seconds,
         "training/groups": float(len(groups)),
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
@@ -50,3 +53,13 @@ def _sample(session: Session, step: int) -> Sequence[Group]:
         session.buffer.submit(missing)
         found = session.buffer.sample(len(missing), step, on_arrival=spool.append)
     return sorted([*spooled.values(), *found], key=lambda group: group.prompt.ordinal)
+
+
+def _refuse_other_versions(trajectories: Sequence[Trajectory], step: int) -> None:
+    """On-policy means on-policy: a server that answered with other weights must not go unnoticed."""
+    found = sorted({segment.weight_version for row in trajectories for segment in row.segments} - {step - 1})
+    if found:
+        raise RolloutError(
+            f"step {step}: servers answered with weight versions {found} where {step - 1} was published. Their restart "
+            "or their weight update went wrong; the trajectories were not used. See the servers' logs, then run again."
+        )

@@ -18,12 +18,13 @@ def update(session: Session, step: int) -> UpdateDraft:
     started = time.perf_counter()
     metrics = session.policy.update(session.files.batch(step), step)
     metrics["timing_s/update_actor"] = time.perf_counter() - started
-    checkpoint = ""
     if session.saves_at(step):
         started = time.perf_counter()
         checkpoint = session.save_checkpoint(step)
+        digest = session.policy.weights_sha256()
         metrics["timing_s/save_checkpoint"] = time.perf_counter() - started
-    return UpdateDraft(step, metrics, checkpoint)
+        return UpdateDraft(step, metrics, checkpoint, digest)
+    return UpdateDraft(step, metrics)
 
 
 def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
@@ -32,7 +33,9 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
     step = draft.step
     trajectories, rewards = session.files.trajectories(step), session.files.rewards(step)
     metrics = {**session.files.metrics(step), **draft.metrics}
-    metrics |= session.step_clock(metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories))
+    metrics |= session.step_clock(
+        step, metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories)
+    )
     unscored = unscored_groups(trajectories, rewards)
     trained = list(dict.fromkeys(row.uid for row in trajectories if row.uid not in unscored))
     output = session.files.save_record(_record(session, draft, trajectories, rewards, trained, metrics), metrics)
