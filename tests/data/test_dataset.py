@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,24 @@ def test_validation_serves_the_whole_set_in_file_order(prepared: PreparedData, t
     assert sampled is not None
     assert sampled.take(1, 0)[0].validation
     assert validation_stream(config, [], tokenizer) is None
+
+
+def test_streams_carry_the_report_and_log_it(
+    prepared: PreparedData, tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of()
+    config.data.max_prompt_length, config.data.truncation = 7, "left"
+    with caplog.at_level(logging.INFO):
+        train = training_stream(config, [prepared.train], tokenizer)
+        val = validation_stream(config, [str(prepared.val)], tokenizer)
+    assert train.report is not None
+    assert val is not None
+    assert val.report is not None
+    assert (len(train.report.cut), len(val.report.cut)) == (50, 20)
+    assert caplog.messages == [
+        "training data: 50 rows, longest prompt 9 tokens, 0 over-long rows dropped, 50 cut at the left",
+        "validation data: 20 rows, longest prompt 9 tokens, 0 over-long rows dropped, 20 cut at the left",
+    ]
 
 
 def test_the_report_counts_what_was_cut(prepared: PreparedData, tokenizer: ChatTokenizer, tmp_path: Path) -> None:

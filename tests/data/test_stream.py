@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from datetime import date
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from verl_core.data.order import epoch_order
 from verl_core.data.row import DatasetRow, PromptRow
 from verl_core.data.stream import PromptStream
 from verl_core.data.uid import uid_of
-from verl_core.errors import CheckpointError, DataError
+from verl_core.errors import DataError
 from verl_core.trajectory import Prompt
 
 
@@ -60,7 +63,8 @@ def test_a_resumed_stream_goes_on_like_the_undisturbed_one(
     state = json.loads(json.dumps(undisturbed.state()))
     resumed = stream_of(*size, seed=seed)
     resumed.take(3, step=1)
-    resumed.restore(state)
+    assert state == {"ordinal": before, **resumed.identity()}
+    resumed.seek(state["ordinal"])
     assert resumed.ordinal == before
     assert served(resumed.take(after, step=2)) == served(undisturbed.take(after, step=2))
 
@@ -141,19 +145,48 @@ def test_a_reissue_is_the_same_prompt_under_a_new_uid() -> None:
     assert second.token_ids is first.token_ids
 
 
-def test_restoring_a_foreign_position_is_refused() -> None:
-    state = stream_of(10, 4).state()
-    with pytest.raises(CheckpointError, match=r"rows: 10 -> 11; fingerprint"):
-        stream_of(11, 4).restore(state)
-    with pytest.raises(CheckpointError, match=r"\(seed: 1 -> 2\); resume with the data the run started with"):
-        stream_of(10, 4, seed=2).restore(state)
-    with pytest.raises(CheckpointError, match=r"\(batch_size: 4 -> 5\)"):
-        stream_of(10, 5).restore(state)
-    other = PromptStream(rows_of(10, salt=1), 4, 1, True, n=2)
-    with pytest.raises(CheckpointError, match="fingerprint"):
-        other.restore(state)
-    with pytest.raises(CheckpointError, match="lacks seed; the checkpoint is broken"):
-        stream_of().restore({key: value for key, value in state.items() if key != "seed"})
+def test_other_data_and_another_order_have_another_identity() -> None:
+    ours = stream_of(10, 4).identity()
+    assert json.loads(json.dumps(stream_of(10, 4).identity())) == ours
+
+    def differing(other: PromptStream) -> set[str]:
+        return {key for key, value in other.identity().items() if ours[key] != value}
+
+    assert differing(stream_of(11, 4)) == {"rows", "fingerprint"}
+    assert differing(stream_of(10, 4, seed=2)) == {"seed"}
+    assert differing(stream_of(10, 5)) == {"batch_size"}
+    assert differing(stream_of(10, 4, shuffle=False)) == {"shuffle"}
+    assert differing(stream_of(10, 4, name="val")) == {"name"}
+    assert differing(PromptStream(rows_of(10, salt=1), 4, 1, True, n=2)) == {"fingerprint"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ground_truth": "other"},
+        {"data_source": "other"},
+        {"extra_info": {"index": 1}},
+        {"messages": [{"role": "user", "content": "other"}]},
+        {"row": 7},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_identity_covers_what_scoring_sees(change: dict[str, Any]) -> None:
+    rows = rows_of(4)
+    changed = [*rows[:-1], replace(rows[-1], source=replace(rows[-1].source, **change))]
+    same = PromptStream(rows_of(4), 4, 1, True, n=2)
+    other = PromptStream(changed, 4, 1, True, n=2)
+    assert same.identity() == PromptStream(rows, 4, 1, True, n=2).identity()
+    assert {key for key, value in same.identity().items() if other.identity()[key] != value} == {"fingerprint"}
+
+
+def test_values_that_json_does_not_know_have_an_identity() -> None:
+    def stamped(day: int) -> dict[str, Any]:
+        row = rows_of(1)[0]
+        extra = {"day": date(2026, 1, day), "raw": b"x"}
+        return PromptStream([replace(row, source=replace(row.source, extra_info=extra))], 1, 1, True, n=2).identity()
+
+    assert stamped(1) == stamped(1) != stamped(2)
 
 
 def test_bad_arguments_are_refused() -> None:

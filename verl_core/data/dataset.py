@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from verl_core.data.row import Columns, PromptRow
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenize import TokenizationReport, tokenize_rows
 from verl_core.data.tokenizer import ChatTokenizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,14 @@ def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatToke
     """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when no batch fills."""
     data = config.data
     dataset = load_dataset(files, data, tokenizer, data.train_max_samples)
+    _log.info("training data: %s", dataset.report)
     return PromptStream(
-        dataset.rows, data.train_batch_size, data.seed, data.shuffle, config.actor_rollout_ref.rollout.n
+        dataset.rows,
+        data.train_batch_size,
+        data.seed,
+        data.shuffle,
+        n=config.actor_rollout_ref.rollout.n,
+        report=dataset.report,
     )
 
 
@@ -46,6 +55,7 @@ def validation_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTo
     if not files:
         return None
     dataset = load_dataset(files, config.data, tokenizer, config.data.val_max_samples)
+    _log.info("validation data: %s", dataset.report)
     sampling = config.actor_rollout_ref.rollout.val_kwargs
     return PromptStream(
         dataset.rows,
@@ -55,4 +65,5 @@ def validation_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTo
         n=sampling.n,
         validation=True,
         name="val",
+        report=dataset.report,
     )

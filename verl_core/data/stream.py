@@ -1,19 +1,20 @@
 """PromptStream: rows to prompts, forever. Invariant: what is served depends on the ordinal, not on how it was reached.
 
-Any split of takes gives the same sequence, and a restored stream goes on exactly where the saved one stood.
+Any split of takes gives the same sequence, and two streams of equal `identity` serve the same under the same ordinal.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from verl_core.data.order import ServingOrder
 from verl_core.data.row import DatasetRow, PromptRow
+from verl_core.data.tokenize import TokenizationReport
 from verl_core.data.uid import uid_of
-from verl_core.errors import CheckpointError
 from verl_core.trajectory import Prompt
 
 
@@ -28,6 +29,7 @@ class PromptStream:
         n: sessions of each prompt.
         validation: whether the prompts are sampled as rollout.val_kwargs says.
         name: keeps the uids of two streams apart.
+        report: what tokenizing did to the rows, when the caller knows.
 
     Raises:
         DataError: the rows do not fill one batch.
@@ -42,9 +44,11 @@ class PromptStream:
         n: int,
         validation: bool = False,
         name: str = "train",
+        report: TokenizationReport | None = None,
     ) -> None:
         self.rows, self.batch_size, self.seed, self.shuffle = tuple(rows), batch_size, seed, shuffle
         self.n, self.validation, self.name = n, validation, name
+        self.report = report
         self._order = ServingOrder(len(self.rows), batch_size, seed, shuffle)
         self._ordinal = 0
         self._fingerprint = fingerprint(self.rows)
@@ -89,26 +93,11 @@ class PromptStream:
 
     def state(self) -> dict[str, Any]:
         """Position and what it is a position in, as JSON values; for the checkpoint."""
-        return {"ordinal": self._ordinal, **self._identity()}
+        return {"ordinal": self._ordinal, **self.identity()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`.
-
-        Raises:
-            CheckpointError: the state belongs to other rows, another order, or another batch size.
-        """
-        identity = self._identity()
-        if missing := {"ordinal", *identity} - set(state):
-            raise CheckpointError(f"the data position lacks {', '.join(sorted(missing))}; the checkpoint is broken")
-        different = [f"{key}: {state[key]} -> {value}" for key, value in identity.items() if state[key] != value]
-        if different:
-            raise CheckpointError(
-                f"the data position belongs to other data or another order ({'; '.join(different)}); resume with the"
-                " data the run started with, or start a new run"
-            )
-        self.seek(int(state["ordinal"]))
-
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """What decides which prompt is served under which ordinal, as JSON values: equal exactly when the rows (chat,
+        tokens, ground truth, verifier, extra info), their order and the batch size are."""
         return {
             "name": self.name,
             "rows": len(self.rows),
@@ -139,9 +128,14 @@ class PromptStream:
 
 
 def fingerprint(rows: Sequence[PromptRow]) -> str:
-    """Hex digest of the prompts' ids and row numbers, in order."""
+    """Hex digest of all that is served of the rows, in order: tokens, and what scoring and agent loops get to see."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(f"{row.source.row}:{len(row.token_ids)}:".encode())
+        source = row.source
+        seen = [source.row, source.data_source, source.ground_truth, source.extra_info, source.messages]
+        # Parquet knows values that JSON does not (times, decimals, bytes); their repr names them exactly.
+        text = json.dumps(seen, sort_keys=True, separators=(",", ":"), default=repr).encode()
+        digest.update(f"{len(text)}:{len(row.token_ids)}:".encode())
+        digest.update(text)
         digest.update(row.token_ids.astype("<i4").tobytes())
     return digest.hexdigest()
