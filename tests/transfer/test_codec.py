@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from dataclasses import replace
@@ -53,22 +54,21 @@ def test_what_unpacks_is_what_was_packed(rows: list[Trajectory]) -> None:
 
 
 def test_the_bytes_are_the_documented_layout() -> None:
-    """Read by hand: header of 32 bytes, record of 48, then columns one after the other."""
-    row = replace(trajectory_of(prompt_of(4), session=0, length=3, versions=(6, 7)), extra={})
-    blob = pack([row])
+    """Read by hand: header of 32 bytes, 64 of table per trajectory, then column after column."""
+    rows = [trajectory_of(prompt_of(4), session, length=3 + session, versions=(6, 7)) for session in (0, 1)]
+    blob = pack(rows)
     assert blob[:4] == b"VFTJ"
     assert struct.unpack("<H", blob[4:6]) == (1,)
-    assert struct.unpack("<I", blob[8:12]) == (1,)
+    assert struct.unpack("<I", blob[8:12]) == (2,)
     assert struct.unpack("<Q", blob[24:32]) == (len(blob) - 32,)
-    ordinal, session, index, prompt, response, segments = struct.unpack("<q5I", blob[32:60])
-    assert (ordinal, session, index, prompt, response, segments) == (4, 0, 0, 3, 3, 2)
-    assert struct.unpack("<4i", blob[80:96]) == (6, 1, 7, 2)  # version 6 for one token, version 7 for two
-    assert struct.unpack("<3i", blob[96:108]) == (0, 1, 2)  # the prompt
-    assert np.frombuffer(blob[108:120], np.int32).tolist() == row.response_ids.tolist()
-    assert blob[120:132] == row.rollout_log_probs.tobytes()
-    assert blob[132:135] == b"\1\0\1"
-    assert blob[135:167].decode() == row.uid
-    assert len(blob) % 8 == 0
+    assert struct.unpack("<8q", blob[32:96]) == (4, 0, 0, 3, 3, 2, 2, 0)
+    assert struct.unpack("<8q", blob[96:160]) == (4, 1, 0, 3, 4, 2, 2, 0)
+    assert struct.unpack("<8i", blob[160:192]) == (6, 1, 7, 2, 6, 1, 7, 3)  # version 6 for one token, 7 for the rest
+    assert struct.unpack("<6i", blob[192:216]) == (0, 1, 2, 0, 1, 2)  # the prompts
+    assert blob[216:244] == rows[0].response_ids.tobytes() + rows[1].response_ids.tobytes()
+    assert blob[244:272] == rows[0].rollout_log_probs.tobytes() + rows[1].rollout_log_probs.tobytes()
+    assert blob[272:279] == b"\1\0\1\1\0\1\1"
+    assert json.loads(blob[279:]) == [[rows[0].uid] * 2, ["sums"] * 2, [{}, {"tool": ["calc"], "näme": 1.5}]]
 
 
 @given(st.data())

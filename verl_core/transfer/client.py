@@ -66,7 +66,7 @@ class QueueClient:
     # ---- rows: one `bytes` value per key
 
     def commit(self, rows: Mapping[str, Blob], partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
-        """Store rows; verify that they are readable, for TransferQueue only logs a lost notification; then write tags."""
+        """Store rows; verify that they are readable (a lost notification is only logged there); then write tags."""
         if tags:
             self._call("commit", lambda: self._commit(rows, partition, tags), lambda: _some(tags))
 
@@ -87,7 +87,7 @@ class QueueClient:
     async def _put_rows(self, rows: Mapping[str, Blob]) -> None:
         keys = list(rows)
         meta = await self._client.async_kv_retrieve_meta(keys, ROWS, create=True)
-        await self._client.storage_manager.put_data(_column(list(rows.values())), meta)
+        await self._client.storage_manager.put_data(_Column(list(rows.values())), meta)
         await self._ready(keys)
 
     async def _ready(self, keys: list[str]) -> Any:
@@ -221,10 +221,13 @@ def _connect(endpoint: Endpoint) -> Any:
     return client
 
 
-def _column(values: list[Blob]) -> Any:
-    from tensordict import TensorDict
+class _Column(dict[str, list[Blob]]):
+    """One column of plain values, with what TransferQueue asks of a TensorDict. A real one would wrap the list in a
+    NonTensorStack, which is pickled on the way: two more copies of every byte."""
 
-    return TensorDict({_FIELD: values}, batch_size=len(values))
+    def __init__(self, values: list[Blob]) -> None:
+        super().__init__({_FIELD: values})
+        self.batch_size = (len(values),)
 
 
 def _some(keys: Mapping[str, Any] | Sequence[str]) -> str:
