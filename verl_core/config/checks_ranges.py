@@ -125,6 +125,8 @@ RANGES: dict[str, Range] = {
     "ray.head.replicas": Range(1, 1),
     "ray.worker.gpu": _NATURAL,
     "ray.worker.replicas": _NATURAL,
+    "ray.max_hours": _POSITIVE,
+    "ray.up_timeout_s": _POSITIVE,
     "warm_start.target_accuracy": Range(0, 1, low_open=True, high_open=True),
     "warm_start.steps": _COUNT,
     "warm_start.task_share": Range(0, 1, low_open=True),

@@ -20,8 +20,13 @@ class GroupConfig:
 class RayConfig:
     """Attributes:
     mode: `shared` = one task holds the cluster and step nodes attach to it; `per_task` = each stage is its own RayJob.
+    max_hours: longest time of one attempt of any node, the task that holds the cluster included.
+    up_timeout_s: how long nodes wait for the cluster (its pods queue for devices and pull images), and the cluster for
+        a node.
     """
 
     mode: Literal["shared", "per_task"] = "shared"
     head: GroupConfig = field(default_factory=GroupConfig)
     worker: GroupConfig = field(default_factory=GroupConfig)
+    max_hours: float = 168.0
+    up_timeout_s: float = 3600.0
