@@ -1,11 +1,12 @@
-"""Data files and start policy, made once. Invariant: cached by where the result lies, which is a hash of the settings
-that decide its content; a result that was deleted since is made again, whatever the cache says.
+"""Data files and start policy, made once. Invariant: cached by where the result lies and by all that decides its
+content, the rows it is made from included; a result that was deleted since is made again, whatever the cache says.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -15,7 +16,8 @@ from flytekit.types.file import FlyteFile
 
 from tasks.literals import file_in_place, folder_in_place, location
 from tasks.ray_config import DRIVER
-from verl_core.config import RunConfig, from_dict
+from verl_core.config import RunConfig, from_dict, stable_hash
+from verl_core.record.rundir import file_sha256
 from verl_core.trainer import assets
 
 MADE_ONCE = Cache(version="1", serialize=True, ignored_inputs=("config",))
@@ -42,20 +44,36 @@ def start_policy(config: dict, key: str) -> FlyteDirectory:
 
 
 def data_key(config: RunConfig) -> str:
-    """Key of `prepare_data`'s cache."""
-    given = [*config.data.train_files, *config.data.val_files]
-    return _key([assets.data_folder(config)] if config.data.prepare.enabled else given)
+    """Key of `prepare_data`'s cache: the places of files that are given; of rows that are built, also what from."""
+    source = config.data.prepare
+    if not source.enabled:
+        return _key([*config.data.train_files, *config.data.val_files])
+    return _key([assets.data_folder(config)], file_digest(source.file) if source.file else "")
 
 
 def policy_key(config: RunConfig) -> str:
-    """Key of `start_policy`'s cache."""
-    return _key([assets.policy_folder(config) if config.warm_start.enable else config.actor_rollout_ref.model.path])
+    """Key of `start_policy`'s cache: the place of a model that is given; of one that is made, also its recipe.
+
+    Raises:
+        DataError: the rows that the policy would be taught cannot be read.
+    """
+    if not config.warm_start.enable:
+        return _key([config.actor_rollout_ref.model.path])
+    from verl_core.warm_start import recipe_of
+
+    return _key([assets.policy_folder(config)], stable_hash(recipe_of(config)))
 
 
-def _key(places: list[str]) -> str:
-    """The places while all of them exist, else a key that no cached result has: flytekit cannot load a cached literal
-    whose file was deleted since, so such a result must not be found."""
-    return json.dumps(places if all(_is_there(place) for place in places) else [*places, uuid4().hex])
+def file_digest(file: str) -> str:
+    """Hex sha256 of a local file; empty when there is none, which whoever reads it will tell."""
+    return file_sha256(Path(file)) if os.path.isfile(file) else ""
+
+
+def _key(places: list[str], content: str = "") -> str:
+    """Places and content while all places exist, else a key that no cached result has: flytekit cannot load a cached
+    literal whose file was deleted since, so such a result must not be found."""
+    there = all(_is_there(place) for place in places)
+    return json.dumps([*places, content] if there else [*places, uuid4().hex])
 
 
 def with_assets(config: dict, data: DataFiles, policy: FlyteDirectory) -> RunConfig:

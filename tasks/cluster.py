@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
 
 from flytekit import task
 
-from tasks.connect import CLUSTER_UP_S, rendezvous_of
+from tasks.connect import rendezvous_of
 from tasks.place import is_local
 from tasks.ray_config import SUBMITTER, ray_config
-from tasks.rendezvous import Pulse, Rendezvous
-from tasks.siblings import LONGEST_S
+from tasks.rendezvous import SILENCE_S, Pulse, Rendezvous
 from tasks.streaming import StreamingRayConfig
 from verl_core.config import from_dict
 from verl_core.config.schema import RayConfig
@@ -25,22 +23,17 @@ from verl_core.deadline import Deadline
 _POLL_S = 2.0
 
 
-@task(
-    # Sizes are those of the configuration: `session` overrides this before the node is made.
-    task_config=ray_config(RayConfig(), StreamingRayConfig),
-    requests=SUBMITTER,
-    timeout=timedelta(seconds=LONGEST_S),
-    retries=1,
-)
+# Size and time limit are those of the configuration: `session` puts them in place before the node is made.
+@task(task_config=ray_config(RayConfig(), StreamingRayConfig), requests=SUBMITTER, retries=1)
 def hold_cluster(config: dict) -> float:
     """Hold the Ray cluster until the run is over; gives the seconds it was held. Locally there is nothing to hold."""
     if is_local():
         return 0.0
-    started = time.monotonic()
-    rendezvous = rendezvous_of(from_dict(config))
+    started, typed = time.monotonic(), from_dict(config)
+    rendezvous = rendezvous_of(typed)
     with Pulse(rendezvous, "holder"):
         rendezvous.publish(own_address())
-        wait_for_stop(rendezvous)
+        wait_for_stop(rendezvous, idle_s=typed.ray.up_timeout_s, longest_s=typed.ray.max_hours * 3600)
     return time.monotonic() - started
 
 
@@ -63,7 +56,7 @@ def own_address() -> str:
     return os.environ.get("VERL_RAY_CLIENT") or f"ray://{ip}:10001"
 
 
-def wait_for_stop(rendezvous: Rendezvous, idle_s: float = CLUSTER_UP_S, longest_s: float = LONGEST_S) -> None:
+def wait_for_stop(rendezvous: Rendezvous, idle_s: float, longest_s: float) -> None:
     """Block until the stop marker.
 
     Raises:
@@ -73,7 +66,7 @@ def wait_for_stop(rendezvous: Rendezvous, idle_s: float = CLUSTER_UP_S, longest_
     idle = Deadline("a node that uses this cluster", idle_s, rendezvous.state)
     while not rendezvous.stopped():
         whole.check()
-        if rendezvous.silence("driver") < idle_s:
+        if rendezvous.silence("driver") < min(idle_s, SILENCE_S):
             idle = Deadline(idle.name, idle_s, rendezvous.state)
         idle.check()
         time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ the node finds them warm or rebuilds what is missing.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING
 from tasks.literals import StageNote
 from tasks.place import execution_name, is_local
 from tasks.rendezvous import Pulse, Rendezvous
+from tasks.retry import retried
 from verl_core.config import RunConfig, from_dict
+from verl_core.deadline import Deadline
 from verl_core.errors import RecordError, ResourceError
-from verl_core.record.rundir import RunDir
+from verl_core.record.rundir import RunDir, file_sha256
 from verl_core.trainer.ray_session import start_ray
 
 if TYPE_CHECKING:  # seconds of imports that a graph's compilation and a refused configuration do without
     from verl_core.trainer.ppo import PPOTrainer
 
-ATTEMPTS = 4  # Ray Client's server fails to start in one of four connects on a loaded head
-CLUSTER_UP_S = 3600.0  # pods of a GPU cluster wait for nodes and pull images
+_AGAIN_S = 5.0
 
 
 @contextmanager
@@ -37,18 +39,19 @@ def trainer_of(config: dict, after: StageNote) -> Iterator[PPOTrainer]:
 
     Raises:
         RecordError: the run directory holds something else than what the node before recorded.
-        ResourceError, DeadlineExceeded: the cluster cannot be reached or is not there.
+        FlyteRecoverableException: in a pod, the cluster cannot be reached or was lost; see `tasks.retry`.
     """
     from verl_core.trainer.open import leave_trainer, open_trainer
 
     typed, owner = from_dict(config), None if is_local() else execution_name()
-    try:
-        with connected(typed), open_trainer(typed, owner) as trainer:
-            confirm(trainer, after)
-            yield trainer
-    finally:
-        if owner is not None:
-            leave_trainer(typed)  # this process ends here; the actors wait for the next node
+    with retried():
+        try:
+            with connected(typed), open_trainer(typed, owner) as trainer:
+                confirm(trainer, after)
+                yield trainer
+        finally:
+            if owner is not None:
+                leave_trainer(typed)  # this process ends here; the actors wait for the next node
 
 
 @contextmanager
@@ -71,33 +74,52 @@ def rendezvous_of(config: RunConfig) -> Rendezvous:
 
 
 def attach(config: RunConfig, rendezvous: Rendezvous) -> None:
-    """Connect this process to the held cluster.
+    """Connect this process to the held cluster, within ray.up_timeout_s.
+
+    The address is read anew before each attempt: a holder that died leaves its own behind, and the one that takes over
+    writes another. An address that is right is tried again too: on a loaded head one Ray Client connect in four fails.
 
     Raises:
-        ResourceError: all attempts failed; the address is read anew for each, since a retried holder has another one.
-        DeadlineExceeded: nobody holds a cluster.
+        DeadlineExceeded: nobody holds a cluster, or it let nobody in; carries the last refusal.
     """
     import ray
 
-    for attempt in range(1, ATTEMPTS + 1):
+    refusal = "none"
+    deadline = Deadline(
+        "the held Ray cluster to let this node in",
+        config.ray.up_timeout_s,
+        lambda: f"{rendezvous.state()}; last refusal: {refusal}",
+    )
+    while left := deadline.left:
         try:
-            return start_ray(config, rendezvous.address(CLUSTER_UP_S))
-        except ResourceError:
+            return start_ray(config, rendezvous.address(left))
+        except ResourceError as error:
+            refusal = str(error)
             ray.shutdown()
-            if attempt == ATTEMPTS:
-                raise
-            time.sleep(2.0 * attempt)
-    return None
+            time.sleep(min(_AGAIN_S, left))
+    raise deadline.expired()
 
 
 def confirm(trainer: PPOTrainer, after: StageNote) -> None:
-    """Refuse to go on from a file that is not the one the node before recorded."""
+    """Refuse to go on from a file whose bytes are not those that the node before recorded.
+
+    Raises:
+        RecordError: another run wrote there, or the file is gone or damaged.
+    """
     if not after.sha256:
         return
-    found = trainer.session.files.finished(after.stage, after.step)
-    if found is None or found.sha256 != after.sha256:
+    files, run = trainer.session.files, trainer.session.run
+    found = ""
+    if files.finished(after.stage, after.step) is not None:
+        found = content_sha256(run, files.path(after.stage, after.step))
+    if found != after.sha256:
         raise RecordError(
-            f"step {after.step}: the {after.stage} node recorded sha256 {after.sha256}, but {trainer.session.run.root} "
-            f"holds {found.sha256 if found else 'nothing'}. Another run wrote there: give this one a name of its own "
+            f"step {after.step}: the {after.stage} node recorded sha256 {after.sha256}, but {run.root} holds "
+            f"{found or 'nothing'}. Another run wrote there, or the file was damaged: give this run a name of its own "
             "(trainer.experiment_name)."
         )
+
+
+def content_sha256(run: RunDir, path: str) -> str:
+    """Hex sha256 of the bytes that lie at `path` now, whatever a note beside them says."""
+    return file_sha256(run.local / path) if run.local else hashlib.sha256(run.read(path)).hexdigest()

@@ -7,8 +7,9 @@ import hashlib
 from flytekit import Cache, task
 
 from tasks.ray_config import SUBMITTER
+from tasks.retry import retried
 from tasks.stage_jobs import CLUSTER
-from tasks.stages import LIMIT, RETRIES
+from tasks.stages import RETRIES
 from verl_core.config import from_dict
 from verl_core.record.manifest import NAME as MANIFEST
 from verl_core.record.rundir import RunDir
@@ -16,12 +17,13 @@ from verl_core.record.rundir import RunDir
 BY_CONTENT = Cache(version="1", serialize=True, ignored_inputs=("checkpoint",))
 
 
-@task(task_config=CLUSTER, requests=SUBMITTER, retries=RETRIES, timeout=LIMIT, cache=BY_CONTENT)
+@task(task_config=CLUSTER, requests=SUBMITTER, retries=RETRIES, cache=BY_CONTENT)
 def score_checkpoint(config: dict, checkpoint: str, content: str) -> dict[str, float]:
     """Validation metrics of a checkpoint folder, or of the start policy when `checkpoint` is empty."""
     from verl_core.trainer.evaluate import evaluate
 
-    return evaluate(from_dict(config), checkpoint)
+    with retried():
+        return evaluate(from_dict(config), checkpoint)
 
 
 def content_of(checkpoint: str) -> str:

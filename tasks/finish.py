@@ -12,7 +12,7 @@ from tasks.connect import trainer_of
 from tasks.literals import StageNote, file_in_place, folder_in_place
 from tasks.ray_config import DRIVER, SUBMITTER
 from tasks.stage_jobs import CLUSTER
-from tasks.stages import LIMIT, RETRIES
+from tasks.stages import RETRIES
 from verl_core.record.rundir import REPORT
 
 
@@ -26,13 +26,13 @@ class Finished(NamedTuple):
 
 
 # deck_fields=(): with the usual fields flytekit runs `pip freeze` after the task, two seconds of every run.
-@task(requests=DRIVER, retries=RETRIES, timeout=LIMIT, enable_deck=True, deck_fields=())
+@task(requests=DRIVER, retries=RETRIES, enable_deck=True, deck_fields=())
 def finish(config: dict, after: StageNote) -> Finished:
     """Close the run's books: report and summary."""
     return _finish(config, after)
 
 
-@task(task_config=CLUSTER, requests=SUBMITTER, retries=RETRIES, timeout=LIMIT, enable_deck=True, deck_fields=())
+@task(task_config=CLUSTER, requests=SUBMITTER, retries=RETRIES, enable_deck=True, deck_fields=())
 def finish_job(config: dict, after: StageNote) -> Finished:
     """`finish` as a RayJob of its own, for ray.mode=per_task."""
     return _finish(config, after)

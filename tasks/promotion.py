@@ -34,13 +34,15 @@ def dated(config: dict, overrides: list[str], kickoff: datetime) -> list[str]:
 
 
 @task(requests=SUBMITTER)
-def promote(config: dict, summary: FlyteFile, checkpoint: FlyteDirectory, floor: float) -> Promoted:
+def promote(
+    config: dict, overrides: list[str], summary: FlyteFile, checkpoint: FlyteDirectory, floor: float
+) -> Promoted:
     """Point `promoted.json`, beside the run directories, at the checkpoint if its validation reward reaches `floor`.
 
     Raises:
         GateError: it does not, or the run had no validation; the execution fails, and the pointer stays where it was.
     """
-    place = RunDir(resolve(config).config.trainer.default_local_dir)
+    place = RunDir(resolve(config, overrides).config.trainer.default_local_dir)
     score = json.loads(RunDir(location(summary).rpartition("/")[0]).read("summary.json"))["val_after"]
     if score is None or score < floor:
         raise GateError(f"validation reward {score} of {location(checkpoint)} is below {floor}: not promoted")

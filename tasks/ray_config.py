@@ -6,6 +6,7 @@ own resources, so a GPU there would be held by a pod that only waits.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TypeVar
 
 from flytekit import Resources
@@ -34,6 +35,11 @@ def ray_config(config: RayConfig, kind: type[C]) -> C:
         shutdown_after_job_finishes=True,
         ttl_seconds_after_finished=0,  # the platform's default keeps the GPUs for an hour after the end
     )
+
+
+def limit(config: RayConfig) -> timedelta:
+    """How long one attempt of any node of the run may take."""
+    return timedelta(hours=config.max_hours)
 
 
 def _worker(group: GroupConfig) -> WorkerNodeConfig:

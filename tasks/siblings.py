@@ -13,15 +13,15 @@ from typing import Any
 
 from verl_core.deadline import Deadline
 
-LONGEST_S = 24 * 3600.0  # no task of ours is meant to run for longer than a day
 _GLANCE_S = 1.0
 
 
 @dataclass(eq=False)
 class Flight:
-    """One started task: its name for messages, and what it will give."""
+    """One started task: its name for messages, how many seconds it may take, and what it will give."""
 
     name: str
+    limit_s: float
     result: cf.Future[Any] = field(default_factory=cf.Future)
 
 
@@ -32,23 +32,23 @@ class Siblings:
         self._flights: list[Flight] = []
         self._lock = threading.Lock()
 
-    def launch(self, name: str, body: Callable[[], Any]) -> Flight:
+    def launch(self, name: str, body: Callable[[], Any], limit_s: float) -> Flight:
         """Run `body` in a thread of its own and return at once."""
-        flight = Flight(name)
+        flight = Flight(name, limit_s)
         with self._lock:
             self._flights.append(flight)
         # A daemon: after a failure the process must be able to end while a sibling is still in its work.
         threading.Thread(target=_fly, args=(flight, body), daemon=True, name=f"flyte-{name}").start()
         return flight
 
-    def wait(self, flight: Flight, seconds: float = LONGEST_S) -> Any:
+    def wait(self, flight: Flight) -> Any:
         """What the flight gives.
 
         Raises:
-            DeadlineExceeded: it took longer than `seconds`.
+            DeadlineExceeded: it is not done `limit_s` seconds after the wait began.
             BaseException: its own error, or that of the sibling that failed first.
         """
-        deadline = Deadline(f"the streaming task {flight.name}", seconds, self.state)
+        deadline = Deadline(f"the streaming task {flight.name}", flight.limit_s, self.state)
         while not flight.result.done():
             pending = [other.result for other in self._open() if not other.result.done()]
             cf.wait(pending, timeout=min(_GLANCE_S, deadline.left), return_when=cf.FIRST_COMPLETED)

@@ -70,14 +70,15 @@ class StreamingRayTask(RayTask):
         names = list(self.interface.outputs)
         if not names:
             raise TypeError(f"{self.name}: a streaming task needs an output, else nobody waits for its end")
-        start_ray(from_dict(_native_dict(ctx, kwargs["config"])))
+        config = from_dict(_native_dict(ctx, kwargs["config"]))
+        start_ray(config)
         run = super().local_execute
 
         def body() -> Any:
             flyte_context_Var.set([ctx])  # a stack of its own: threads must not share flytekit's
             return run(ctx, **kwargs)
 
-        flight = SIBLINGS.launch(self.name.rsplit(".", 1)[-1], body)
+        flight = SIBLINGS.launch(self.name.rsplit(".", 1)[-1], body, config.ray.max_hours * 3600)
         return create_task_output([LazyPromise(n, flight, i) for i, n in enumerate(names)], self.python_interface)
 
 

@@ -13,7 +13,7 @@ from flytekit.types.file import FlyteFile
 from tasks.assets import DataFiles, prepare_data, start_policy, with_assets
 from tasks.config import resolve_config
 from tasks.evaluation import content_of, score_checkpoint
-from tasks.ray_config import DRIVER, ray_config
+from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from verl_core.config import to_dict
 
@@ -25,7 +25,8 @@ def evaluation(
     """One RayJob of the configured size."""
     ready = with_assets(config, DataFiles(train, val), policy)
     scored = score_checkpoint(config=to_dict(ready), checkpoint=checkpoint, content=content_of(checkpoint))
-    return scored.with_overrides(node_name="evaluate", task_config=ray_config(ready.ray, RayTaskConfig))
+    size = ray_config(ready.ray, RayTaskConfig)
+    return scored.with_overrides(node_name="evaluate", task_config=size, timeout=limit(ready.ray))
 
 
 @workflow

@@ -1,7 +1,12 @@
-"""Launch plans: what runs on a schedule. Invariant: every input has a default, else a schedule fails when it fires."""
+"""Launch plans: what runs on a schedule. Invariant: every input has a default, else a schedule fails when it fires.
+
+Their runs lie below VERL_RUNS_DIR as it was when they were registered: a folder of a volume that all pods mount. It
+cannot be a URL here, since the quickstart's data and start policy are made in it.
+"""
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 
 from flytekit import CronSchedule, LaunchPlan
@@ -11,11 +16,14 @@ from workflows.promotion import train_and_promote
 # Replaced by the time of the kickoff when the schedule fires; used as it is when the plan is launched by hand.
 BY_HAND = datetime(2000, 1, 1)
 
+RUNS = os.environ.get("VERL_RUNS_DIR", "/mnt/verl/runs")
+CONFIG = {"defaults": ["quickstart"], "trainer": {"default_local_dir": RUNS}}
+
 nightly = LaunchPlan.get_or_create(
     workflow=train_and_promote,
     name="nightly_regression",
     default_inputs={
-        "config": {"defaults": ["quickstart"]},
+        "config": CONFIG,
         "overrides": ["trainer.experiment_name=nightly"],
         "floor": 0.75,
         "kickoff": BY_HAND,
@@ -28,7 +36,7 @@ weekly = LaunchPlan.get_or_create(
     workflow=train_and_promote,
     name="weekly_refresh",
     default_inputs={
-        "config": {"defaults": ["quickstart"]},
+        "config": CONFIG,
         # Longer, and from other data than the night's.
         "overrides": [
             "trainer.experiment_name=weekly",

@@ -22,4 +22,4 @@ def train_and_promote(config: dict, overrides: list[str], kickoff: datetime, flo
     """
     named = dated(config=config, overrides=overrides, kickoff=kickoff)
     done = train(config=config, overrides=named)
-    return promote(config=config, summary=done.summary, checkpoint=done.checkpoint, floor=floor)
+    return promote(config=config, overrides=overrides, summary=done.summary, checkpoint=done.checkpoint, floor=floor)

@@ -11,7 +11,7 @@ from flytekit.types.file import FlyteFile
 from tasks.assets import DataFiles, with_assets
 from tasks.cluster import hold_cluster, release
 from tasks.graph import chunks_of, planned_steps
-from tasks.ray_config import DRIVER, ray_config
+from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from tasks.step_tasks import PER_TASK, SHARED
 from tasks.streaming import StreamingRayConfig
@@ -35,7 +35,9 @@ def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: 
     literal, held = to_dict(ready), 0.0
     if ready.ray.mode == "shared":
         size = ray_config(ready.ray, StreamingRayConfig)
-        held = hold_cluster(config=literal).with_overrides(node_name="cluster", task_config=size)
+        held = hold_cluster(config=literal).with_overrides(
+            node_name="cluster", task_config=size, timeout=limit(ready.ray)
+        )
     done = steps_graph(ready, literal)
     return TrainResult(done.summary, done.report, done.checkpoint, release(config=literal, after=done.steps), held)
 
@@ -44,7 +46,9 @@ def steps_graph(ready: RunConfig, literal: dict) -> Any:
     """begin, then four nodes per step or one node per chunk of steps, then finish; gives the outputs of finish."""
     shared = ready.ray.mode == "shared"
     nodes = SHARED if shared else PER_TASK
-    extra: dict[str, Any] = {} if shared else {"task_config": ray_config(ready.ray, RayTaskConfig)}
+    extra: dict[str, Any] = {"timeout": limit(ready.ray)}
+    if not shared:
+        extra["task_config"] = ray_config(ready.ray, RayTaskConfig)
     config, note = nodes.begin(config=literal).with_overrides(node_name="begin", **extra)
     for first, last in chunks_of(planned_steps(ready), ready):
         if ready.trainer.steps_per_node > 1:

@@ -157,6 +157,11 @@ class Propeller:
         template = self.package.workflows[workflow].template
         return self._graph(template.nodes, {**given, **inputs}, template.outputs, "", self.package.tasks)
 
+    def task(self, name: str, inputs: Literals) -> Literals:
+        """Outputs of one task, as the only node of a graph."""
+        template = self.package.tasks[name].template
+        return self._tries(template, template.metadata.retries.retries, inputs, name, self.package.tasks)
+
     def spans(self, name: str) -> list[Attempt]:
         """Attempts of nodes of a task."""
         return [attempt for attempt in self.attempts if attempt.task == name]
@@ -189,6 +194,9 @@ class Propeller:
             return self._graph(template.nodes, inputs, template.outputs, here, tasks)
         template = tasks[node.task_node.reference_id.name].template
         retries = max(node.metadata.retries.retries, template.metadata.retries.retries)
+        return self._tries(template, retries, inputs, here, tasks)
+
+    def _tries(self, template, retries: int, inputs: Literals, here: str, tasks) -> Literals:
         for number in range(retries + 1):
             outcome = self._attempt(template, inputs, here, number, tasks)
             if not isinstance(outcome, str):

@@ -79,6 +79,7 @@ def test_the_configurations_of_the_plans_resolve(package: Package) -> None:
     from flytekit.core.type_engine import TypeEngine
     from flytekit.models.literals import Literal
 
+    from tasks.config import require_shared
     from verl_core.config import resolve
 
     def native(literal: literals_pb2.Literal, kind: type) -> object:
@@ -89,7 +90,9 @@ def test_the_configurations_of_the_plans_resolve(package: Package) -> None:
         inputs = package.plans[name].spec.default_inputs.parameters
         config = native(inputs["config"].default, dict)
         overrides = native(inputs["overrides"].default, list[str])
-        assert resolve(config, overrides).config.trainer.val_before_train
+        resolved = resolve(config, overrides).config
+        assert resolved.trainer.val_before_train
+        require_shared(resolved.trainer.default_local_dir)
 
 
 def test_the_holder_is_a_ray_job_that_goes_away_at_once(package: Package) -> None:
@@ -98,7 +101,7 @@ def test_the_holder_is_a_ray_job_that_goes_away_at_once(package: Package) -> Non
     assert template.type == "ray"
     assert job["shutdownAfterJobFinishes"] is True
     assert job.get("ttlSecondsAfterFinished", 0) == 0
-    assert template.metadata.timeout.seconds == 24 * 3600
+    assert template.metadata.timeout.seconds == 0  # the node's own limit, from ray.max_hours, decides
 
 
 def test_a_step_node_is_a_plain_container_without_devices(package: Package) -> None:

@@ -21,6 +21,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
 from tests.flyte.propeller import Attempt, Literals, NodeFailed, Package, Propeller
+from verl_core.config import resolve, to_dict
 from verl_core.deadline import Deadline
 
 TRAIN = "workflows.train.train"
@@ -105,6 +106,7 @@ def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, ad
         tmp_path,
         "trainer.total_training_steps=1",
         "trainer.experiment_name=emulated-shared",
+        "ray.max_hours=300",
         "ray.worker={gpu: 2, replicas: 3}",  # nothing here has devices; the job that is asked for must say so
     )
     outputs = propeller.run(TRAIN, given)
@@ -118,6 +120,10 @@ def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, ad
     (workers,) = job["rayCluster"]["workerGroupSpec"]
     assert workers["replicas"] == 3
     assert workers["rayStartParams"]["num-gpus"] == "2"
+
+    limits = {node.id: node.metadata.timeout.seconds for node in dynamic_job(tmp_path / "flyte").nodes}
+    assert limits.pop("release") == 0
+    assert set(limits.values()) == {300 * 3600}
 
     held, steps = nodes["cluster"], [nodes[f"{stage}-000001"] for stage in STAGES]
     assert held.type == "ray"
@@ -138,14 +144,19 @@ def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, ad
     assert rollout == str(run / "steps" / "000001" / "trajectories.parquet")
 
 
-def job_of(root: Path, name: str) -> dict[str, Any]:
-    """The RayJob of a task that a dynamic node asked for."""
+def dynamic_job(root: Path) -> Any:
+    """What the one dynamic node asked for."""
     from flyteidl.core import dynamic_job_pb2
-    from google.protobuf.json_format import MessageToDict
 
     (path,) = root.rglob("futures.pb")
-    tasks = dynamic_job_pb2.DynamicJobSpec.FromString(path.read_bytes()).tasks
-    (task,) = [task for task in tasks if task.id.name.endswith(f".{name}")]
+    return dynamic_job_pb2.DynamicJobSpec.FromString(path.read_bytes())
+
+
+def job_of(root: Path, name: str) -> dict[str, Any]:
+    """The RayJob of a task that a dynamic node asked for."""
+    from google.protobuf.json_format import MessageToDict
+
+    (task,) = [task for task in dynamic_job(root).tasks if task.id.name.endswith(f".{name}")]
     return MessageToDict(task.custom)
 
 
@@ -166,6 +177,20 @@ def test_a_wrong_configuration_fails_in_the_first_node_and_is_not_retried(
         propeller.run(TRAIN, inputs(tmp_path, "trainer.total_training_step=1"))
     assert [attempt.task for attempt in propeller.attempts] == ["resolve_config"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_lost_cluster_is_tried_again_as_often_as_the_task_says(package: Package, image: Path, tmp_path: Path) -> None:
+    """Nobody holds a cluster here. Flyte counts `retries` only for an error that says RECOVERABLE in error.pb."""
+    resolved = resolve(
+        {"defaults": ["scripted"]}, [f"trainer.default_local_dir={tmp_path / 'runs'}", "ray.up_timeout_s=0.5"]
+    )
+    propeller = Propeller(package, tmp_path / "flyte", image)
+    with pytest.raises(
+        NodeFailed, match=re.compile(r"RECOVERABLE USER:Recoverable.*DeadlineExceeded: .*hold_clu", re.S)
+    ):
+        propeller.task("tasks.stages.begin", literals(config=to_dict(resolved.config)))
+    assert [attempt.number for attempt in propeller.attempts] == [0, 1, 2]
+    assert all(attempt.exit_code == 0 for attempt in propeller.attempts)  # error.pb decides, not the exit code
 
 
 @pytest.mark.slow

@@ -60,18 +60,18 @@ def test_a_task_that_nobody_could_wait_for_is_refused() -> None:
 
 def test_a_wait_has_a_limit_and_says_who_is_stuck() -> None:
     siblings, leave = Siblings(), threading.Event()
-    quick = siblings.launch("quick", lambda: 1)
-    stuck = siblings.launch("stuck", lambda: leave.wait(10))
+    quick = siblings.launch("quick", lambda: 1, 10)
+    stuck = siblings.launch("stuck", lambda: leave.wait(10), 0.2)
     assert siblings.wait(quick) == 1
     with pytest.raises(DeadlineExceeded, match=r"streaming task stuck.*quick: ended, stuck: running"):
-        siblings.wait(stuck, seconds=0.2)
+        siblings.wait(stuck)
     leave.set()
 
 
 def test_a_failure_reaches_the_one_who_waits_for_another() -> None:
     siblings, leave = Siblings(), threading.Event()
-    long = siblings.launch("long", lambda: leave.wait(10))
-    siblings.launch("broken", lambda: 1 / 0)
+    long = siblings.launch("long", lambda: leave.wait(10), 10)
+    siblings.launch("broken", lambda: 1 / 0, 10)
     with pytest.raises(ZeroDivisionError):
         siblings.wait(long)
     leave.set()

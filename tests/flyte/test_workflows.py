@@ -48,7 +48,8 @@ def test_the_pointer_stays_when_the_gate_is_shut(tmp_path: Path, score: float | 
     (tmp_path / "run" / "summary.json").write_text(json.dumps({"val_after": score}))
     with pytest.raises(GateError, match=rf"validation reward {score} of .*000009 is below 0.75"):
         promote(
-            config={**SCRIPTED, "trainer": {"default_local_dir": str(tmp_path)}},
+            config=SCRIPTED,
+            overrides=[f"trainer.default_local_dir={tmp_path}"],
             summary=file_in_place(str(tmp_path / "run" / "summary.json")),
             checkpoint=folder_in_place(str(tmp_path / "run" / "checkpoints" / "000009")),
             floor=0.75,

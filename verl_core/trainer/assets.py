@@ -1,18 +1,25 @@
 """What a run needs before it starts: data files and a policy folder, found or made.
 
 Invariant: what is made lands under <default_local_dir>/assets/<kind>-<hash of its settings>, whole or not at all; the
-same settings give the same path, so a rerun finds it.
+same settings give the same path, so a rerun finds it. That place is a local folder, never a URL.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, is_dataclass
+from typing import Literal
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
 from verl_core.config.schema import PrepareConfig, WarmStartConfig
 from verl_core.data.prepare import prepare
 from verl_core.errors import ConfigError
+
+# What makes an asset, the key that names a finished one, and how to stop making it.
+_MADE = {
+    "data": ("data.prepare", "data.train_files and data.val_files", "leave data.prepare out"),
+    "policy": ("warm_start", "actor_rollout_ref.model.path", "set warm_start.enable=false"),
+}
 
 
 def data_files(config: RunConfig) -> tuple[list[str], list[str]]:
@@ -39,12 +46,20 @@ def model_folder(config: RunConfig) -> str:
 
 
 def data_folder(config: RunConfig) -> str:
-    """Where the dataset of `data.prepare` belongs."""
+    """Where the dataset of `data.prepare` belongs.
+
+    Raises:
+        ConfigError: trainer.default_local_dir is a URL.
+    """
     return _asset(config, "data", config.data.prepare)
 
 
 def policy_folder(config: RunConfig) -> str:
-    """Where the policy of `warm_start` belongs; it depends on the task it is taught."""
+    """Where the policy of `warm_start` belongs; it depends on the task it is taught.
+
+    Raises:
+        ConfigError: trainer.default_local_dir is a URL.
+    """
     data = config.data
     return _asset(config, "policy", config.warm_start, data.prepare, data.train_files, data.val_files)
 
@@ -59,7 +74,13 @@ def with_assets(config: RunConfig, train: list[str], val: list[str], model: str)
     return ready
 
 
-def _asset(config: RunConfig, kind: str, *settings: object) -> str:
+def _asset(config: RunConfig, kind: Literal["data", "policy"], *settings: object) -> str:
+    root = config.trainer.default_local_dir
+    if "://" in root:
+        made, named, off = _MADE[kind]
+        raise ConfigError(
+            f"trainer.default_local_dir={root} is a URL, and {made} writes to a local folder. Run once with a local "
+            f"folder, or make it by other means, then name the result in {named} and {off}."
+        )
     plain = [asdict(part) if is_dataclass(part) and not isinstance(part, type) else part for part in settings]
-    name = f"{kind}-{stable_hash(plain)[:12]}"
-    return os.path.abspath(os.path.join(config.trainer.default_local_dir, "assets", name))
+    return os.path.abspath(os.path.join(root, "assets", f"{kind}-{stable_hash(plain)[:12]}"))
