@@ -4,7 +4,7 @@
 #   docker build --target gpu -t <registry>/verl-flyte:$(git rev-parse --short HEAD) .
 #   docker build --target cpu -t <registry>/verl-flyte:cpu --build-arg PIP_ARGS="--extra-index-url <index of CPU torch>" .
 
-# ---- gpu: vLLM brings the torch it was built for. A devel image, since some kernels are compiled at first use.
+# ---- gpu: vLLM, of the version pinned in pyproject.toml, brings the torch it was built for. A devel image, since some kernels are compiled at first use.
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS gpu-base
 # wget: KubeRay's probes of head and workers call it.
 RUN apt-get update \

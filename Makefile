@@ -39,7 +39,10 @@ $(STAMP): requirements/cpu.lock requirements/check.py
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	  { echo "Python 3.11 or 3.12 is needed: rm -r $(VENV), then make env PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo 'installing the packages of requirements/cpu.lock into $(VENV): some minutes'
-	@$(PY) -m pip install -qq --disable-pip-version-check --no-input --no-deps $(PIP_ARGS) -r requirements/cpu.lock
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-input --no-deps $(PIP_ARGS) -r requirements/cpu.lock || \
+	  { printf '%s\n' 'pip could not install requirements/cpu.lock: see its message above.' \
+	    'If it found no torch==...+cpu, give pip an index that carries CPU builds of torch (as 2.13.0+cpu):' \
+	    '  make env PIP_ARGS="--extra-index-url <that index>"' >&2; exit 1; }
 	@$(PY) requirements/check.py
 	@touch $@
 
