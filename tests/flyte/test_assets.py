@@ -29,6 +29,16 @@ def test_assets_lie_below_the_local_folder(tmp_path: Path) -> None:
     assert Path(data_folder(config)).parent == Path(policy_folder(config)).parent == tmp_path / "assets"
 
 
+def test_both_refusals_are_documented_word_for_word(repo_root: Path) -> None:
+    documented = (repo_root / "docs" / "errors.md").read_text()
+    with pytest.raises(ConfigError) as url:
+        data_folder(configured("trainer.default_local_dir=s3://bucket/runs"))
+    with pytest.raises(ConfigError) as relative:
+        first_node.require_shared("runs")
+    assert f"```text\n{url.value}\n```" in documented
+    assert f"```text\n{relative.value}\n```" in documented
+
+
 @pytest.mark.parametrize(
     ("place", "wanted"),
     [
