@@ -16,7 +16,7 @@ from verl_core.errors import ConfigError
 from verl_core.metrics import MetricSinks, open_sinks
 from verl_core.metrics.console import ConsoleSink
 from verl_core.metrics.headline import duration, pick, short
-from verl_core.metrics.jsonl import read_rows
+from verl_core.metrics.jsonl import JsonlSink, read_rows
 from verl_core.metrics.pace import Pace
 from verl_core.metrics.sink import RunInfo
 from verl_core.metrics.sinks import SINKS
@@ -46,6 +46,15 @@ def test_unknown_logger_is_refused_with_the_nearest(tmp_path: Path) -> None:
         ConfigError, match=r"'tensorbord' is unknown; did you mean 'tensorboard'\? Known loggers: console"
     ):
         MetricSinks(["console", "tensorbord"], RunInfo(RunDir(tmp_path), "run", 3))
+
+
+def test_the_bar_names_project_and_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RunInfo] = []
+    monkeypatch.setitem(SINKS, "jsonl", lambda run: told.append(run) or JsonlSink(run))  # type: ignore[func-returns-value]
+    config = RunConfig()
+    config.trainer.logger, config.trainer.project_name, config.trainer.experiment_name = ["jsonl"], "sums", "second"
+    with open_sinks(config, RunDir(tmp_path), 3):
+        assert [run.name for run in told] == ["sums/second"]
 
 
 @pytest.mark.parametrize("kind", ["local", "object store"])

@@ -21,7 +21,7 @@ import pytest
 from tests.record.crash_disk import CrashDisk, PowerCut
 from verl_core.config import RunConfig
 from verl_core.errors import CheckpointError, ConfigError
-from verl_core.record.checkpoints import Checkpoint, CheckpointStore
+from verl_core.record.checkpoints import Checkpoint, CheckpointStore, content_digest
 from verl_core.record.rundir import RunDir
 
 SIZE = 1000
@@ -57,14 +57,15 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
 
 def test_save_find_open_and_keep_the_last_k(run: RunDir, tmp_path: Path) -> None:
     store = CheckpointStore(run, keep=2)
-    assert store.newest_whole().checkpoint is None
+    assert store.newest_whole() is None
     for step in (5, 10, 15):
         assert holds(save(store, step), step)
         assert run.read("latest").decode() == f"checkpoints/{step:06d}\n"
     assert (store.steps(), run.names("checkpoints")) == ([10, 15], ["000010", "000015"])
-    found = CheckpointStore(RunDir(run.root), keep=2).newest_whole()
-    assert holds(found.checkpoint, 15)
-    assert found.skipped == ()
+    fresh = CheckpointStore(RunDir(run.root), keep=2)
+    assert holds(fresh.newest_whole(), 15)
+    assert holds(fresh.newest_whole(at_most=14), 10)
+    assert fresh.newest_whole(at_most=9) is None
     assert holds(store.open(10), 10)
     assert holds(CheckpointStore(RunDir(tmp_path / "other")).open(run.url("checkpoints/000010")), 10)
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .* there are: 10, 15"):
@@ -98,26 +99,78 @@ def test_a_broken_checkpoint_is_skipped_and_said(
         save(store, step)
     damage(run)
     with caplog.at_level(logging.WARNING):
-        found = store.newest_whole()
-    assert holds(found.checkpoint, 5)
-    assert [entry.path for entry in found.skipped] == ["checkpoints/000010"]
-    assert reason in found.skipped[0].reason
-    assert reason in caplog.text
+        for _ in range(3):
+            assert holds(store.newest_whole(), 5)
+    (message,) = caplog.messages  # said once, however often it is searched
+    assert message.startswith("checkpoint of step 10 is broken and was skipped: checkpoints/000010: ")
+    assert reason in message
     with pytest.raises(CheckpointError, match=reason):
         store.open(10)
     # The run goes on from 5 and reaches 10 again: the new one gets another name and is the one that counts.
     again = save(store, 10)
     assert again.path == "checkpoints/000010.1"
-    assert holds(store.newest_whole().checkpoint, 10)
+    assert holds(store.newest_whole(), 10)
     assert holds(store.open(10), 10)
 
 
-def test_when_nothing_is_whole_the_run_does_not_start_over_silently(run: RunDir) -> None:
+def test_when_nothing_is_whole_it_is_said(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the run can go on without one, from its stored batches, the trainer decides."""
     store = CheckpointStore(run)
     save(store, 5)
     run.remove("checkpoints/000005/optimizer.bin")
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint is left .*optimizer.bin is missing.* Restore"):
-        store.newest_whole()
+    with caplog.at_level(logging.WARNING):
+        assert store.newest_whole() is None
+    assert "optimizer.bin is missing" in caplog.text
+
+
+def test_the_page_of_errors_shows_both_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/errors.md").read_text()
+    run = RunDir(tmp_path)
+    store = CheckpointStore(run)
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"a")
+
+    store.save(2, write, {})
+    run.publish_bytes("checkpoints/000002/model.safetensors", b"b")
+    with caplog.at_level(logging.WARNING):
+        assert store.newest_whole() is None
+    assert f"```text\n{caplog.messages[0]}\n```" in page
+    folders = list[Path]()
+    with pytest.raises(CheckpointError) as caught:
+        store.save(2, folders.append, {})
+    assert f"```text\n{str(caught.value).replace(str(folders[0]), 'FOLDER')}\n```" in page
+
+
+def test_a_save_that_wrote_elsewhere_is_no_checkpoint(run: RunDir) -> None:
+    """A rank on another host fills a folder of the same name there."""
+    store = CheckpointStore(run)
+    save(store, 5)
+    with pytest.raises(CheckpointError, match=r"step 10 has no files: .*another host.* Put trainer.default_local_dir"):
+        store.save(10, lambda folder: None, {})
+    assert run.names("checkpoints") == ["000005"]
+    assert holds(store.newest_whole(), 5)
+
+
+def test_a_save_reads_nothing_back(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store that would be the whole checkpoint over the network once more."""
+    read = list[str]()
+    monkeypatch.setattr(run.storage, "download", lambda path, target: read.append(path))
+    assert holds(save(CheckpointStore(run), 5), 5)
+    assert read == []
+
+
+def test_the_digest_of_a_checkpoint_is_that_of_its_content(run: RunDir, tmp_path: Path) -> None:
+    store = CheckpointStore(run)
+    digests = {content_digest(run.url(save(store, step).path)) for step in (5, 10, 10)}
+    assert len(digests) == 3  # the second save of step 10 has another time in its manifest
+    assert content_digest(run.url("checkpoints/000005") + "/") in digests
+    run.remove("checkpoints/000005/MANIFEST.json")
+    with pytest.raises(CheckpointError, match=r"000005 has no MANIFEST.json: its save never finished"):
+        content_digest(run.url("checkpoints/000005"))
+    with pytest.raises(CheckpointError, match="there is no checkpoint folder at"):
+        content_digest(str(tmp_path / "nowhere" / "000005"))
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_an_abandoned_line_is_not_a_fallback_and_does_not_outlive_pruning(run: RunDir) -> None:
@@ -125,9 +178,9 @@ def test_an_abandoned_line_is_not_a_fallback_and_does_not_outlive_pruning(run: R
     for step in (5, 10, 15):
         save(store, step)
     save(store, 6)  # somebody resumed from 5
-    assert holds(store.newest_whole().checkpoint, 6)
+    assert holds(store.newest_whole(), 6)
     run.remove("checkpoints/000006/optimizer.bin")
-    assert holds(store.newest_whole().checkpoint, 5)
+    assert holds(store.newest_whole(), 5)
     save(CheckpointStore(run, keep=2), 7)
     assert run.names("checkpoints") == ["000006", "000007"]
 
@@ -137,9 +190,9 @@ def test_a_lost_pointer_costs_nothing(run: RunDir) -> None:
     for step in (5, 10):
         save(store, step)
     run.remove("latest")
-    assert holds(store.newest_whole().checkpoint, 10)
+    assert holds(store.newest_whole(), 10)
     run.publish_bytes("latest", b"\xff\0")
-    assert holds(store.newest_whole().checkpoint, 10)
+    assert holds(store.newest_whole(), 10)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_with_the_settings(run: RunDir) -> None:
@@ -147,7 +200,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_the_settings(run:
     save(CheckpointStore(run, config=config), 5)
     longer = copy.deepcopy(config)
     longer.trainer.total_epochs += 1  # how long a run lasts may change
-    assert holds(CheckpointStore(run, config=longer).newest_whole().checkpoint, 5)
+    assert holds(CheckpointStore(run, config=longer).newest_whole(), 5)
     other = copy.deepcopy(config)
     other.actor_rollout_ref.actor.clip_ratio = 0.3
     store = CheckpointStore(run, config=other)
@@ -172,7 +225,7 @@ def test_a_failed_write_leaves_no_trace(run: RunDir) -> None:
         store.save(10, full, {})
     assert run.names("checkpoints") == ["000005"]
     assert run.sweep() == []
-    assert holds(store.newest_whole().checkpoint, 5)
+    assert holds(store.newest_whole(), 5)
 
 
 def test_keep_must_be_positive(tmp_path: Path) -> None:
@@ -210,24 +263,24 @@ def test_a_power_cut_before_any_disk_operation_of_a_save(tmp_path: Path, lose_na
         run = RunDir(root)
         run.sweep()
         store = CheckpointStore(run, keep=1)
-        found = store.newest_whole().checkpoint
+        found = store.newest_whole()
         newest = found.step if found else 0
         assert newest in (len(returned), len(returned) + 1), f"cut before operation {stop_at}"
         assert found is None or holds(found, newest)
         outcomes.add((len(returned), newest))
         save(store, newest + 1)
-        assert holds(store.newest_whole().checkpoint, newest + 1)
+        assert holds(store.newest_whole(), newest + 1)
         assert not list(root.rglob(".tmp-*"))
     assert stop_at > 60  # three saves of some twenty operations each were cut
     assert {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3)} == outcomes
 
 
-def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
+def test_kill_minus_nine_at_random_moments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = (
         "import sys; from pathlib import Path; from verl_core.record.checkpoints import CheckpointStore\n"
         "from verl_core.record.rundir import RunDir\n"
         "store = CheckpointStore(RunDir(sys.argv[1]), keep=2)\n"
-        "found = store.newest_whole().checkpoint\n"
+        "found = store.newest_whole()\n"
         "step = found.step if found else 0\n"
         "print(step, flush=True)\n"
         "while True:\n"
@@ -247,11 +300,12 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
         victim.kill()
         told = [first, *(int(line) for line in [*lines, *victim.stdout.read().split()])][-1]
         victim.wait(timeout=30)
-        found = CheckpointStore(RunDir(tmp_path)).newest_whole()
-        assert found.skipped == ()
-        assert found.checkpoint is not None
-        assert found.checkpoint.step in (told, told + 1)
+        with caplog.at_level(logging.WARNING):
+            found = CheckpointStore(RunDir(tmp_path)).newest_whole()
+        assert caplog.messages == []
+        assert found is not None
+        assert found.step in (told, told + 1)
         for name in "abcd":
-            assert (found.checkpoint.folder / name).read_bytes() == bytes([found.checkpoint.step % 256]) * 200_000
+            assert (found.folder / name).read_bytes() == bytes([found.step % 256]) * 200_000
     assert told >= 6
     assert len(os.listdir(tmp_path / "checkpoints")) < 12

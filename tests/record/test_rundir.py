@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from verl_core.errors import RecordError
 from verl_core.record import owner as owner_module
-from verl_core.record.owner import NAME, OwnerLock
+from verl_core.record.owner import NAME, Lease, OwnerLock
 from verl_core.record.rundir import RunDir
+from verl_core.record.storage import Storage
 
 
 @pytest.fixture(params=["local", "object store"])
@@ -118,3 +120,52 @@ def test_a_lease_that_nobody_renews_is_free_and_its_late_owner_is_told(monkeypat
     with OwnerLock.acquire(run, "third") as third:
         assert third.holder
     assert not run.exists(NAME)
+
+
+class RacedStorage:
+    """A store on which somebody else acts right after our first `create` that succeeded."""
+
+    def __init__(self, inner: Storage, other: Callable[[], object]) -> None:
+        self._inner, self._other = inner, other
+        self.create_calls = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create(self, path: str, data: bytes) -> bool:
+        made = self._inner.create(path, data)
+        self.create_calls += made
+        if made and self.create_calls == 1:
+            self._other()
+        return made
+
+
+@pytest.mark.parametrize("owner", ["rival", "same"])
+def test_of_two_that_saw_the_same_expired_lease_one_backs_off(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_module, "SETTLE_S", 0.1)
+    run = RunDir(f"memory://{uuid.uuid4().hex}")
+    run.publish_bytes(NAME, json.dumps({"owner": "dead", "token": "x", "renewed": 0.0}).encode())
+    rival = {"owner": owner, "host": "h", "pid": 1, "since": 0.0, "token": "y", "renewed": time.time()}
+
+    def take_it_away() -> None:  # the rival read the expired lease before we removed it
+        run.remove(NAME)
+        run.storage.create(NAME, json.dumps(rival).encode())
+
+    raced = RacedStorage(run.storage, take_it_away)
+    claim = {"owner": "same", "host": "h", "pid": 2, "since": 0.0, "token": "z"}
+    if owner == "rival":
+        with pytest.raises(RecordError, match="in use by rival"):
+            Lease.take(raced, run.root, claim)  # type: ignore[arg-type]
+    else:
+        assert Lease.take(raced, run.root, claim) is None  # type: ignore[arg-type]
+    assert raced.create_calls == 1
+    assert json.loads(run.read(NAME)) == rival
+
+
+def test_leaving_does_not_give_back_the_lease_of_another() -> None:
+    run = RunDir(f"memory://{uuid.uuid4().hex}")
+    first = OwnerLock.acquire(run, "first")
+    run.remove(NAME)
+    with OwnerLock.acquire(run, "second"):
+        first.release()  # before its next renewal could tell it
+        assert json.loads(run.read(NAME))["owner"] == "second"

@@ -31,7 +31,9 @@ def open_sinks(config: RunConfig, rundir: RunDir, total_steps: int, done_steps: 
     Raises:
         ConfigError: as `MetricSinks`.
     """
-    return MetricSinks(config.trainer.logger, RunInfo(rundir, config.trainer.experiment_name, total_steps, done_steps))
+    trainer = config.trainer
+    name = f"{trainer.project_name}/{trainer.experiment_name}"
+    return MetricSinks(trainer.logger, RunInfo(rundir, name, total_steps, done_steps))
 
 
 class MetricSinks:

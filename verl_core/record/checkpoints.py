@@ -2,12 +2,12 @@
 `newest_whole` gives the newest checkpoint whose `save` returned, or a newer whole one.
 
 Order of a save: files, MANIFEST, fsync, rename to `checkpoints/000012`, then the pointer `latest`, then pruning. A step
-    that is
-saved again gets the name `000012.1`, so that nothing is deleted before the pointer moved.
+that is saved again gets the name `000012.1`, so that nothing is deleted before the pointer moved.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -32,12 +32,13 @@ FOLDER = "checkpoints"
 LATEST = "latest"
 
 _NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")
+_NOT_WHOLE = f"has no {MANIFEST}: its save never finished"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint. `folder` is local; a downloaded one lives as long as this object."""
+    """A whole checkpoint. `folder` is local; beside an object store it is a copy that lives as long as this object."""
 
     step: int
     path: str
@@ -45,22 +46,6 @@ class Checkpoint:
     extra: dict[str, Any]
     saved_at: float = 0.0
     _download: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A checkpoint that could not be used, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """What `newest_whole` found: None when the run has no checkpoint yet."""
-
-    checkpoint: Checkpoint | None
-    skipped: tuple[Skipped, ...] = ()
 
 
 class CheckpointStore:
@@ -74,6 +59,7 @@ class CheckpointStore:
         if keep is not None and keep < 1:
             raise ConfigError(f"trainer.max_actor_ckpt_to_keep must be at least 1 or null, got {keep}")
         self._rundir, self._keep, self._config = rundir, keep, config
+        self._told: set[str] = set()  # broken ones that the log has already
 
     def save(self, step: int, write: Callable[[Path], None], extra: dict[str, Any]) -> Checkpoint:
         """Make a checkpoint durable and let `latest` name it.
@@ -81,46 +67,44 @@ class CheckpointStore:
         Args:
             write: fills an empty local folder.
             extra: JSON that belongs to the checkpoint.
+
+        Raises:
+            CheckpointError: `write` left nothing in the folder.
         """
         name, extra = self._free_name(step), plain(extra)
         path = f"{FOLDER}/{name}"
-        with self._staging(name) as folder:
+        with self._staging(name) as (folder, copy):
             write(folder)
             config = None if self._config is None else to_dict(self._config)
             manifest = CheckpointManifest.of_folder(folder, step, extra, config, round(time.time(), 3))
+            if not manifest.files:
+                raise CheckpointError(_nothing_written(step, folder))
             (folder / MANIFEST).write_bytes(manifest.to_json())
             self._publish(folder, path, manifest)
         self._rundir.publish_bytes(LATEST, f"{path}\n".encode())
         self._prune(name)
-        if self._rundir.local is not None:
-            return Checkpoint(step, path, self._rundir.local / path, extra, manifest.saved_at)
-        return self.open(step)
+        kept = folder if self._rundir.local is None else self._rundir.local / path
+        return Checkpoint(step, path, kept, extra, manifest.saved_at, copy)
 
-    def newest_whole(self) -> Found:
-        """The checkpoint that `latest` names, or when that is broken the newest whole one before it. Skipped ones are
-        logged.
+    def newest_whole(self, at_most: int | None = None) -> Checkpoint | None:
+        """The checkpoint that `latest` names, or when that is broken or of a step after `at_most` the newest whole one
+        before it. None when there is none; what can be done without one, the caller knows. A broken one is logged once.
 
         Raises:
-            CheckpointError: there were checkpoints and none is whole; or it is of another configuration.
+            CheckpointError: the newest whole one is of another configuration.
         """
-        latest, skipped = self._latest(), []
-        for name in self._candidates(latest):
+        for name in self._candidates(at_most):
+            path = f"{FOLDER}/{name}"
             try:
-                checkpoint = self._open(self._rundir, f"{FOLDER}/{name}", check_config=False)
+                checkpoint = self._open(self._rundir, path, check_config=False)
             except CheckpointError as error:
-                skipped.append(Skipped(f"{FOLDER}/{name}", str(error)))
-                _log.warning("skipped the broken checkpoint %s: %s", self._rundir.url(f"{FOLDER}/{name}"), error)
+                if name not in self._told:
+                    _log.warning("checkpoint of step %d is broken and was skipped: %s: %s", _key(name)[0], path, error)
+                self._told.add(name)
                 continue
-            self._refuse_other_config(checkpoint.folder, checkpoint.path)
-            return Found(checkpoint, tuple(skipped))
-        if latest is not None:
-            reasons = "; ".join(f"{entry.path}: {entry.reason}" for entry in skipped)
-            raise CheckpointError(
-                f"no whole checkpoint is left in {self._rundir.root} ({reasons}). Restore one from a backup, set "
-                "trainer.resume_mode=resume_path with a checkpoint elsewhere, or start under another "
-                "trainer.experiment_name."
-            )
-        return Found(None, tuple(skipped))
+            self._refuse_other_config(checkpoint.folder, path)
+            return checkpoint
+        return None
 
     def open(self, target: int | str, check_config: bool = True) -> Checkpoint:
         """One checkpoint: by step of this run, or by path or URL of a checkpoint folder of any run.
@@ -136,11 +120,7 @@ class CheckpointStore:
             latest = self._latest()
             name = latest if latest in names else names[0]
             return self._open(self._rundir, f"{FOLDER}/{name}", check_config)
-        root, _, name = target.rstrip("/").rpartition("/")
-        rundir = RunDir(root) if "://" in target or Path(root or ".").is_dir() else None
-        if rundir is None or not rundir.exists(name):
-            raise CheckpointError(f"there is no checkpoint folder at {target}")
-        return self._open(rundir, name, check_config)
+        return self._open(*_located(target), check_config)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, broken ones included, in order."""
@@ -157,7 +137,7 @@ class CheckpointStore:
         try:
             manifest = CheckpointManifest.from_json((folder / MANIFEST).read_bytes())
         except FileNotFoundError:
-            raise CheckpointError(f"it has no {MANIFEST}: its save never finished") from None
+            raise CheckpointError(f"it {_NOT_WHOLE}") from None
         manifest.check(folder)
         if check_config:
             self._refuse_other_config(folder, path)
@@ -185,14 +165,13 @@ class CheckpointStore:
         name = self._rundir.read(LATEST).decode(errors="replace").strip().removeprefix(f"{FOLDER}/")
         return name if _NAME.fullmatch(name) else ""
 
-    def _candidates(self, latest: str | None) -> list[str]:
+    def _candidates(self, at_most: int | None) -> list[str]:
         """What to try, best first. Checkpoints newer than the pointer's belong to an abandoned line, or to a save that
-        did
-        not return: they are not tried while there is a pointer that can be read."""
-        names = self._sorted_names()
-        if not latest:
-            return names
-        return [latest, *(name for name in names if _key(name)[0] <= _key(latest)[0] and name != latest)]
+        did not return: they are not tried while there is a pointer that can be read."""
+        latest, names = self._latest(), self._sorted_names()
+        if latest:
+            names = [latest, *(name for name in names if _key(name)[0] <= _key(latest)[0] and name != latest)]
+        return [name for name in names if at_most is None or _key(name)[0] <= at_most]
 
     def _sorted_names(self) -> list[str]:
         """Names in the folder, newest step and revision first."""
@@ -207,18 +186,22 @@ class CheckpointStore:
         return name
 
     @contextmanager
-    def _staging(self, name: str) -> Iterator[Path]:
-        """An empty local folder; gone afterwards unless it was renamed."""
+    def _staging(self, name: str) -> Iterator[tuple[Path, tempfile.TemporaryDirectory[str] | None]]:
+        """An empty local folder, gone when the block fails; beside an object store also what keeps it alive."""
         if self._rundir.local is None:
-            with tempfile.TemporaryDirectory(prefix="verl-checkpoint-") as base:
-                yield Path(base)
+            copy = tempfile.TemporaryDirectory(prefix="verl-checkpoint-")
+            try:
+                yield Path(copy.name), copy
+            except Exception:
+                copy.cleanup()
+                raise
             return
         parent = self._rundir.local / FOLDER
         disk.make_folder(parent)
         folder = parent / disk.temp_name(name)
         os.mkdir(folder)
         try:
-            yield folder
+            yield folder, None
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -252,6 +235,35 @@ class CheckpointStore:
         os.rename(self._rundir.local / path, doomed)
         disk.sync(doomed.parent)
         disk.remove_tree(doomed)
+
+
+def content_digest(target: str) -> str:
+    """Hex sha256 of a checkpoint folder's manifest (path or URL), which holds the hash of each of its files.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint.
+    """
+    rundir, name = _located(target)
+    if not rundir.exists(f"{name}/{MANIFEST}"):
+        raise CheckpointError(f"{target} {_NOT_WHOLE}")
+    return hashlib.sha256(rundir.read(f"{name}/{MANIFEST}")).hexdigest()
+
+
+def _located(target: str) -> tuple[RunDir, str]:
+    """(folder or prefix around it, name) of a checkpoint folder; no folder is created."""
+    root, _, name = target.rstrip("/").rpartition("/")
+    rundir = RunDir(root or ".") if "://" in target or Path(root or ".").is_dir() else None
+    if rundir is None or not rundir.exists(name):
+        raise CheckpointError(f"there is no checkpoint folder at {target}")
+    return rundir, name
+
+
+def _nothing_written(step: int, folder: Path) -> str:
+    return (
+        f"the checkpoint of step {step} has no files: the policy's rank 0 wrote on another host, where {folder} is "
+        "another folder. Put trainer.default_local_dir on a file system that all hosts share, or run this process on "
+        "the host of rank 0."
+    )
 
 
 def _key(name: str) -> tuple[int, int]:

@@ -27,6 +27,8 @@ from verl_core.record.storage import Storage
 NAME = ".owner"
 LEASE_S = 90.0
 RENEW_S = 20.0
+SETTLE_S = 2.0  # far more than a claimant needs from reading an expired lease to removing it
+_TRIES = 5
 
 _log = logging.getLogger(__name__)
 
@@ -99,15 +101,29 @@ class Lease:
 
     @classmethod
     def take(cls, storage: Storage, root: str, claim: dict[str, Any]) -> Lease | None:
-        """None when another process of the same owner holds it. Raises RecordError when somebody else does."""
-        while not storage.create(NAME, compact({**claim, "renewed": time.time()})):
-            held = json.loads(storage.get(NAME))
+        """None when another process of the same owner holds it. Raises RecordError when somebody else does.
+
+        Stores have no compare-and-swap: two that saw the same expired lease may both remove one, the later one the
+        new lease of the earlier. So whoever removed waits a moment and holds only what is then still its own.
+        """
+        removed = False
+        for _ in range(_TRIES):
+            if storage.create(NAME, compact({**claim, "renewed": time.time()})):
+                time.sleep(SETTLE_S if removed else 0.0)
+                if _is_ours(storage, claim):
+                    return cls(storage, root, claim)
+                continue
+            held = _lease(storage)
+            if held is None:  # given back an instant ago
+                continue
             if time.time() - held["renewed"] < LEASE_S:
                 if held["owner"] == claim["owner"]:
                     return None
                 raise _in_use(root, held)
-            storage.remove(NAME)
-        return cls(storage, root, claim)
+            if _lease(storage) == held:
+                storage.remove(NAME)
+            removed = True
+        raise RecordError(f"cannot take the lease on {root}: {_TRIES} times it changed hands meanwhile. Start again.")
 
     def check(self) -> None:
         """Raise RecordError if another run took the directory."""
@@ -118,22 +134,33 @@ class Lease:
         """Stop renewing and give the directory back."""
         self._stop.set()
         self._thread.join(timeout=RENEW_S)
-        if not self._lost_to:
+        if not self._lost_to and _is_ours(self._storage, self._claim):
             self._storage.remove(NAME)
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEW_S):
             try:
-                held = json.loads(self._storage.get(NAME))
-                if held["token"] != self._claim["token"]:
-                    self._lost_to = str(held["owner"])
+                if not _is_ours(self._storage, self._claim):
+                    held = _lease(self._storage)
+                    self._lost_to = str(held["owner"]) if held else "somebody who has left again"
                     return
                 self._storage.put(NAME, compact({**self._claim, "renewed": time.time()}))
-            except RecordError:
-                self._lost_to = "somebody who has left again"
-                return
             except OSError as error:  # the store does not answer; there are LEASE_S / RENEW_S tries before it is lost
                 _log.warning("cannot renew the lease on %s: %s", self._root, error)
+
+
+def _lease(storage: Storage) -> dict[str, Any] | None:
+    """The claim on the store, None when there is none."""
+    try:
+        held: dict[str, Any] = json.loads(storage.get(NAME))
+    except RecordError:
+        return None
+    return held
+
+
+def _is_ours(storage: Storage, claim: dict[str, Any]) -> bool:
+    held = _lease(storage)
+    return held is not None and held.get("token") == claim["token"]
 
 
 def _claim(owner: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class StepRecord:
     """Attributes:
     step: global step.
     version_in, version_out: weight version the step was sampled and started from, and the one it gave.
-    inputs, outputs: sha256 by path (relative to the run directory) of what the step read and wrote.
+    inputs: sha256 by path (relative to the run directory) of what the update read.
     uids: groups that were trained on.
     config_hash: of the resolved configuration.
     code_version: see `code_version`.
@@ -43,7 +43,6 @@ class StepRecord:
     version_in: int
     version_out: int
     inputs: dict[str, str] = field(default_factory=dict)
-    outputs: dict[str, str] = field(default_factory=dict)
     uids: tuple[str, ...] = ()
     config_hash: str = ""
     code_version: str = ""

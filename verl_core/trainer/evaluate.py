@@ -1,22 +1,37 @@
-"""Evaluating a checkpoint: the run's validation under weights that were trained before."""
+"""Evaluating a checkpoint: the run's validation under weights that were trained before.
+
+Invariant: numbers are kept under the digest of the weights they belong to, so those of others are never returned.
+"""
 
 from __future__ import annotations
 
+import hashlib
+
 from verl_core.config import RunConfig, from_dict, to_dict
+from verl_core.errors import DataError
+from verl_core.record.checkpoints import content_digest
 from verl_core.trainer.open import close_trainer, open_trainer
+
+_DIGITS = 12  # of the digest, in the name of the folder
 
 
 def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
     """Validation metrics of a checkpoint folder, or of the start policy when `checkpoint` is empty.
 
-    Works in a run directory of its own, `<experiment_name>-eval-<step>`, so that the run itself is left as it is.
+    Works in a run directory of its own, `<experiment_name>-eval-<checkpoint>-<digest>`, so that the run itself is left
+    as it is. The same weights again are answered from there.
 
     Raises:
         CheckpointError: the checkpoint is missing or broken.
         DataError: there is no validation set.
     """
+    if not config.data.val_files:
+        raise DataError(
+            "there is no validation set to evaluate on. Name its files in data.val_files, or with data.prepare give "
+            "data.prepare.val_size."
+        )
     apart = from_dict(to_dict(config))
-    apart.trainer.experiment_name += f"-eval-{checkpoint.rstrip('/').rpartition('/')[2] or 'start'}"
+    apart.trainer.experiment_name += f"-eval-{folder_name(config, checkpoint)}"
     apart.trainer.resume_mode = "resume_path" if checkpoint else "auto"
     apart.trainer.resume_from_path = checkpoint
     try:
@@ -26,3 +41,10 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
             return trainer.validate(step)
     finally:
         close_trainer(apart)
+
+
+def folder_name(config: RunConfig, checkpoint: str) -> str:
+    """Tells policies apart: a checkpoint by its content, the start policy by its folder."""
+    if not checkpoint:
+        return f"start-{hashlib.sha256(config.actor_rollout_ref.model.path.encode()).hexdigest()[:_DIGITS]}"
+    return f"{checkpoint.rstrip('/').rpartition('/')[2]}-{content_digest(checkpoint)[:_DIGITS]}"

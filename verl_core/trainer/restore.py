@@ -8,7 +8,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from verl_core.errors import CheckpointError
-from verl_core.record.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from verl_core.trainer.session import Session
@@ -23,7 +22,8 @@ def bring_policy_to(session: Session, step: int) -> None:
     `step`, else from the start policy.
 
     Raises:
-        CheckpointError: a batch in between was never stored, so the step cannot be rebuilt.
+        CheckpointError: a batch in between was never stored, so the step cannot be rebuilt; or the checkpoint is of
+            another configuration.
     """
     held = session.policy.steps_done()
     if not _can_replay(session, held, step) or _has_newer(session, held, step):
@@ -52,20 +52,11 @@ def _has_newer(session: Session, held: int, step: int) -> bool:
 
 def _load(session: Session, step: int) -> int:
     """Load the best start point not after `step`; returns its step."""
-    checkpoint = _newest(session, step)
+    checkpoint, start = session.checkpoints.newest_whole(at_most=step), session.start_checkpoint
+    if checkpoint is None and start is not None and start.step <= step:
+        checkpoint = start
     if checkpoint is None:
         session.policy.reset()
         return 0
     session.policy.load(str(checkpoint.folder))
     return checkpoint.step
-
-
-def _newest(session: Session, step: int) -> Checkpoint | None:
-    for candidate in sorted((known for known in session.checkpoints.steps() if known <= step), reverse=True):
-        try:
-            return session.checkpoints.open(candidate)
-        except CheckpointError as error:
-            _log.warning("checkpoint of step %d is broken and was skipped: %s", candidate, error)
-    if session.start_checkpoint is not None and session.start_checkpoint.step <= step:
-        return session.start_checkpoint
-    return None
