@@ -83,7 +83,7 @@ def _rates(case: Case) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as scratch:
         config = _config(case, _model(case, scratch))
         group = PolicyGroup.attach_or_launch(
-            config, f"bench-{os.getpid()}", 10_000, lambda rank: {"num_cpus": 0}, str(Path(scratch) / "weights")
+            config, f"bench-{os.getpid()}", 10_000, lambda rank: {"num_cpus": 0}, str(Path(scratch) / "weights"), "cpu"
         )
         try:
             torch.set_num_threads(share_of_cores(config))

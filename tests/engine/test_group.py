@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def attach(config: RunConfig, folder: Path, namespace: str) -> PolicyGroup:
-    return PolicyGroup.attach_or_launch(config, namespace, 5, lambda rank: {"num_cpus": 0}, str(folder))
+    return PolicyGroup.attach_or_launch(config, namespace, 5, lambda rank: {"num_cpus": 0}, str(folder), "cpu")
 
 
 def names(namespace: str) -> list[str]:

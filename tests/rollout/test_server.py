@@ -47,7 +47,7 @@ def serve(config: RunConfig, folder: Path, scenario: Callable[[LLMServer], Corou
     """Run the scenario against a server of its own."""
 
     async def play() -> T:
-        server = LLMServer(0, config, "cpu", str(folder), **more)
+        server = LLMServer(0, config, more.pop("device", "cpu"), str(folder), **more)
         try:
             return await scenario(server)
         finally:
@@ -70,6 +70,7 @@ async def still_waiting(*tasks: asyncio.Task[Any], seconds: float = 0.15) -> boo
 
 def test_park_holds_requests_and_reject_sends_them_away(config: RunConfig, tmp_path: Path) -> None:
     async def scenario(server: LLMServer) -> None:
+        await server.ready()
         await server.gate("park")
         first = ask(server)
         assert await still_waiting(first)

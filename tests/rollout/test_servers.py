@@ -73,7 +73,7 @@ def test_two_servers_from_start_to_end(
         asked.append(index)
         return {"num_cpus": 0, "runtime_env": {"env_vars": {"MARK": str(index)}}}
 
-    servers = Servers.attach_or_launch(config, "servers-a", folder, options)
+    servers = Servers.attach_or_launch(config, "servers-a", folder, "cpu", options)
     try:
         assert list(servers.handles) == ["server-0", "server-1"]
         assert asked == [0, 1]
@@ -88,7 +88,7 @@ def test_two_servers_from_start_to_end(
         one, two = (get(h.generate.remote("r", PROMPT_IDS, params)) for h in servers.handles.values())
         assert one == two
         # someone else finds the same servers, with the weights they have
-        again = Servers.attach_or_launch(config, "servers-a", folder)
+        again = Servers.attach_or_launch(config, "servers-a", folder, "cpu")
         assert again.version() == 1
         assert {s.pid for s in again.states().values() if not isinstance(s, str)} == pids
         # commands reach all of them
@@ -112,7 +112,7 @@ def test_two_servers_from_start_to_end(
         assert servers.version() == 1
         # another configuration does not get the old servers
         config.actor_rollout_ref.rollout.seed += 1
-        changed = Servers.attach_or_launch(config, "servers-a", folder)
+        changed = Servers.attach_or_launch(config, "servers-a", folder, "cpu")
         assert not pids & {s.pid for s in changed.states().values() if not isinstance(s, str)}
     finally:
         servers.shutdown()
@@ -126,11 +126,11 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, request: pytest.Fix
     folder = folder_of(request.node.name)
     try:
         with pytest.raises(Exception, match="no-model"):
-            Servers.attach_or_launch(config, "servers-b", folder)
+            Servers.attach_or_launch(config, "servers-b", folder, "cpu")
         config.trainer.init_timeout_s = 0.5
         config.actor_rollout_ref.rollout.seed += 1
         with pytest.raises(DeadlineExceeded, match=r"ready of 1 servers.*server-0: "):
-            Servers.attach_or_launch(config, "servers-b", folder)
+            Servers.attach_or_launch(config, "servers-b", folder, "cpu")
     finally:
         Servers(config, "servers-b", {"server-0": None}).shutdown()
 
@@ -140,7 +140,7 @@ def test_a_killed_vllm_server_comes_back_with_the_last_published_weights(
 ) -> None:
     """The real engine, killed while it generates. Ray starts it again; it serves the newest weights at once."""
     config, folder = config_for(policy_folder, "vllm"), folder_of(request.node.name)
-    servers = Servers.attach_or_launch(config, "servers-c", folder)
+    servers = Servers.attach_or_launch(config, "servers-c", folder, "cpu")
     try:
         handle = servers.handles["server-0"]
         model = make_policy(True, 5)

@@ -273,5 +273,5 @@ def test_senseless_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="twice"):
         layout.place("a", torch.zeros(1))
     with pytest.raises(WeightError, match="has no"):
-        weights_folder("run", tmp_path / "nothing")
-    assert weights_folder("a/b c", tmp_path).name == "verl-weights-a-b-c"
+        ShmSender(weights_folder("run", tmp_path / "nothing"), 1 << 20)
+    assert weights_folder("a/b c", tmp_path).name == f"verl-weights-{os.getuid()}-a-b-c"

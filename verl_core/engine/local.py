@@ -13,12 +13,13 @@ from verl_core.weights.interface import WeightManifest
 
 
 class LocalPolicy:
-    """Implements PolicyEngine. Raises ResourceError when the configuration wants more than one rank."""
+    """Implements PolicyEngine, on a CPU unless told otherwise. Raises ResourceError when the configuration wants more
+    than one rank."""
 
-    def __init__(self, config: RunConfig, total_steps: int, weights_folder: str) -> None:
+    def __init__(self, config: RunConfig, total_steps: int, weights_folder: str, device: str = "cpu") -> None:
         if config.world_size != 1:
             raise ResourceError(f"{config.world_size} ranks do not fit in one process: use PolicyGroup")
-        self._worker = PolicyWorker(config, 0, total_steps, weights_folder)
+        self._worker = PolicyWorker(config, 0, total_steps, weights_folder, device)
         self._worker.start()
 
     def steps_done(self) -> int:

@@ -26,7 +26,7 @@ from verl_core.engine.schedule import optimizer_steps
 from verl_core.engine.scorer import Share, score
 from verl_core.engine.sharding import shard, whole_parameters
 from verl_core.engine.updater import Updater
-from verl_core.errors import PolicyError
+from verl_core.errors import PolicyError, ResourceError
 from verl_core.weights.interface import WeightManifest
 
 LOOPBACK = "127.0.0.1"
@@ -61,7 +61,8 @@ class PolicyWorker:
         rank: 0..config.world_size - 1.
         total_training_steps: global steps of the run: the horizon of the learning rate.
         weights_folder: where weights are published on this host.
-        threads: torch threads; None leaves them alone.
+        device: cpu or cuda.
+        share_cores: limit torch's threads to this rank's share of its host's cores; else leave them alone.
     """
 
     def __init__(
@@ -70,28 +71,36 @@ class PolicyWorker:
         rank: int,
         total_training_steps: int,
         weights_folder: str,
-        threads: int | None = None,
+        device: str,
+        share_cores: bool = False,
     ) -> None:
         self._config, self._rank = config, rank
-        self._total, self._folder = total_training_steps, weights_folder
+        self._total, self._folder, self._device = total_training_steps, weights_folder, device
         self._steps_done, self._settled = 0, False
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if share_cores:
+            torch.set_num_threads(share_of_cores(config))
 
     def rendezvous(self) -> tuple[str, int]:
         """Rank 0: open the meeting point, and say where it is."""
-        host = LOOPBACK if self._config.trainer.nnodes == 1 else socket.gethostbyname(socket.gethostname())
+        host = self._address()
         self._store = open_store(host, 0, self._config.world_size, True, self._config.trainer.init_timeout_s)
         return host, self._store.port
+
+    def free_port(self) -> tuple[str, int]:
+        """Rank 0: its address, as the servers of the run see it, and a port that was free a moment ago."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return self._address(), int(probe.getsockname()[1])
 
     def start(self, host: str = "", port: int = 0) -> None:
         """Meet the other ranks (not when alone), read the models, cut them over the ranks.
 
         Raises:
             ModelError: the model cannot be used.
+            ResourceError: the run uses GPUs and this process sees none.
         """
         config = self._config
-        device = _device(config, self._rank)
+        device = _device(self._device, self._rank)
         self._ranks = Ranks.alone(device) if config.world_size == 1 else self._join(device, host, port)
         self._model = self._load(config.actor_rollout_ref.model.path)
         check_head(self._model)
@@ -186,6 +195,10 @@ class PolicyWorker:
     def _forward_budget(self) -> int:
         return self._config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
 
+    def _address(self) -> str:
+        """Ranks and servers of a run on one node sit on one host."""
+        return LOOPBACK if self._config.trainer.nnodes == 1 else socket.gethostbyname(socket.gethostname())
+
     def _join(self, device: torch.device, host: str, port: int) -> Ranks:
         limit, world = self._config.trainer.init_timeout_s, self._config.world_size
         if self._rank > 0:
@@ -210,10 +223,15 @@ class PolicyWorker:
             )
 
 
-def _device(config: RunConfig, rank: int) -> torch.device:
-    wanted = config.trainer.device
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+def _device(kind: str, rank: int) -> torch.device:
+    """The rank's device. Raises ResourceError where there is none."""
+    if kind == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ResourceError(
+            f"policy rank {rank} was placed on a GPU and sees none: check the driver of its node, or set "
+            "trainer.device=cpu"
+        )
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

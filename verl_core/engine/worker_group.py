@@ -17,7 +17,7 @@ from verl_core.engine.interface import LogProbs
 from verl_core.engine.publishing import SenderFactory
 from verl_core.engine.rpc import RankFailure, call_all
 from verl_core.engine.scorer import merged
-from verl_core.engine.worker import PolicyWorker, WorkerStatus, identity_of, share_of_cores
+from verl_core.engine.worker import PolicyWorker, WorkerStatus, identity_of
 from verl_core.errors import DeadlineExceeded, PolicyError, VerlError
 from verl_core.weights.interface import WeightManifest
 
@@ -41,6 +41,7 @@ class PolicyGroup:
         total_steps: int,
         actor_options: ActorOptions,
         weights_folder: str,
+        device: str,
     ) -> PolicyGroup:
         """Take over the group of this namespace if it is whole, settled and of this configuration; else start one.
 
@@ -50,10 +51,12 @@ class PolicyGroup:
             total_steps: global steps of the run.
             actor_options: Ray options of each rank.
             weights_folder: where rank 0 publishes.
+            device: cpu or cuda, of every rank.
 
         Raises:
             ModelError: the model cannot be used.
-            DeadlineExceeded: the ranks did not come up within trainer.init_timeout_s.
+            DeadlineExceeded: the ranks did not come up within trainer.init_timeout_s. Ranks that are there have as long
+                to answer before they are replaced: they may still be at work for a process that is gone.
         """
         group = cls(config, namespace, _named(namespace))
         if group._usable(identity_of(config, total_steps)):
@@ -61,7 +64,7 @@ class PolicyGroup:
         group.shutdown()
         group = cls(config, namespace, [])
         try:
-            group._launch(total_steps, actor_options, weights_folder)
+            group._launch(total_steps, actor_options, weights_folder, device)
         except BaseException:
             group.shutdown()
             raise
@@ -98,6 +101,11 @@ class PolicyGroup:
             raise PolicyError("no rank has a weight sender")
         first: WeightManifest = manifests[0]
         return first
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address of rank 0's host and a free port there, for a sender that servers have to reach."""
+        where: tuple[str, int] = call_all(self._actors[:1], "free_port", (), self._config.trainer.init_timeout_s)[0]
+        return where
 
     def use_sender(self, factory: SenderFactory) -> None:
         """Publish through another sender from now on; the factory is pickled to every rank."""
@@ -138,16 +146,15 @@ class PolicyGroup:
         self._actors = []
         self._broken = "the policy was shut down"
 
-    def _launch(self, total_steps: int, actor_options: ActorOptions, weights_folder: str) -> None:
+    def _launch(self, total_steps: int, actor_options: ActorOptions, weights_folder: str, device: str) -> None:
         import ray
 
-        config = self._config
-        limit, threads = config.trainer.init_timeout_s, share_of_cores(config)
+        config, limit = self._config, self._config.trainer.init_timeout_s
         actor_class = ray.remote(PolicyWorker)
         for rank in range(config.world_size):
             options = {"num_cpus": 0, **actor_options(rank), "name": f"{NAME}{rank}", "namespace": self._namespace}
             actor = actor_class.options(lifetime="detached", max_restarts=0, **options)
-            self._actors.append(actor.remote(config, rank, total_steps, weights_folder, threads))
+            self._actors.append(actor.remote(config, rank, total_steps, weights_folder, device, True))
         meeting = ("", 0) if config.world_size == 1 else call_all(self._actors[:1], "rendezvous", (), limit)[0]
         call_all(self._actors, "start", meeting, limit)
 
@@ -156,7 +163,7 @@ class PolicyGroup:
         if len(self._actors) != self._config.world_size:
             return False
         try:
-            states = self.status()
+            states = call_all(self._actors, "status", (), self._config.trainer.init_timeout_s)
         except VerlError:
             return False
         return {state.identity for state in states} == {identity} and all(

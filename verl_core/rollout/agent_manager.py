@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
-from verl_core.errors import RolloutError
+from verl_core.errors import DeadlineExceeded, RolloutError
 from verl_core.rollout import named_actor
 from verl_core.rollout.agent_core import WorkerHealth
 from verl_core.rollout.agent_loop import agent_loop_for
@@ -72,8 +72,13 @@ class AgentLoopManagerTQ:
         while named_actor.find(f"agent-{surplus}", namespace) is not None:  # of a configuration with more workers
             named_actor.remove(f"agent-{surplus}", namespace, deadline)
             surplus += 1
-        wait_until_ready(actors, deadline)
-        return cls(AgentWorkers(actors, namespace, dict(servers)), attached)
+        workers = AgentWorkers(actors, namespace, dict(servers))
+        try:
+            wait_until_ready(actors, deadline)
+        except (RolloutError, DeadlineExceeded):
+            workers.shutdown()
+            raise
+        return cls(workers, attached)
 
     def dispatch(self, prompts: Sequence[Prompt]) -> None:
         """Hand the prompts to the workers and return. See `AgentWorkers.dispatch`."""

@@ -43,6 +43,28 @@ def remove(name: str, namespace: str, deadline: Deadline) -> None:
         time.sleep(_LOOK_S)
 
 
+def was_restarted() -> bool:
+    """Asked inside an actor: whether Ray started it before. False outside of one."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
+
+
+def remove_all(namespace: str, timeout_s: float) -> None:
+    """Kill every named actor of the namespace, and wait until all names are free."""
+    deadline = Deadline(f"the actors of {namespace} to end", timeout_s, lambda: f"still there: {names}")
+    while names := _names(namespace):
+        for name in names:
+            remove(name, namespace, deadline)
+        deadline.check()
+
+
+def _names(namespace: str) -> list[str]:
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in listed if entry["namespace"] == namespace]
+
+
 def start(
     cls: type, name: str, namespace: str, options: Mapping[str, Any], *args: object, detached: bool = True
 ) -> Any:

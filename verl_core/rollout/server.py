@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from verl_core.config.schema import RunConfig
@@ -21,8 +22,11 @@ from verl_core.errors import EngineDead, WeightError
 from verl_core.rollout.engines import build_engine
 from verl_core.rollout.gate import Gate
 from verl_core.rollout.interface import GateMode, Generation, RolloutEngine, SamplingParams
+from verl_core.rollout.named_actor import was_restarted
 from verl_core.weights.interface import WeightManifest
-from verl_core.weights.manifest import read_current
+from verl_core.weights.manifest import forget_current, read_current, write_current
+from verl_core.weights.sender import backend_of
+from verl_core.weights.shm import make_folder
 
 logger = logging.getLogger(__name__)
 Stage = Literal["loading the model", "loading published weights", "ready", "failed", "dead"]
@@ -64,6 +68,8 @@ class LLMServer:
         device: cpu or cuda.
         weights_folder: where the trainer publishes (shm); read at every start.
         identity: says which run this server belongs to; see `named_actor.attach`.
+        forget: what lies in the folder at the first start is of an earlier run: serve the model folder, version 0.
+        restarted: this is not the actor's first start; default: Ray knows.
         engine: instead of the one the configuration names (tests).
         leave: called when the engine died, after pending calls were answered.
     """
@@ -75,11 +81,16 @@ class LLMServer:
         device: str,
         weights_folder: str,
         identity: str = "",
+        forget: bool = False,
+        restarted: bool | None = None,
         engine: RolloutEngine | None = None,
         leave: Callable[[], None] = lambda: os._exit(EXIT_CODE),
     ) -> None:
         self._index, self._config, self._folder, self._identity = index, config, weights_folder, identity
+        self._device = device
         self._engine = build_engine(config, device) if engine is None else engine
+        self._restarted = was_restarted() if restarted is None else restarted
+        self._forget = forget and not self._restarted
         self._gate, self._control, self._leave = Gate(), asyncio.Lock(), leave
         self._stage: Stage = "loading the model"
         self._error: BaseException | None = None
@@ -97,8 +108,8 @@ class LLMServer:
         return ServerState(self._index, pid, self._stage, version, self._asleep, self._gate.state(), error)
 
     async def identity(self) -> str:
-        """Given at construction."""
-        return self._identity
+        """Given at construction. Empty when the start failed or the engine died, so that nobody attaches."""
+        return "" if self._stage in ("failed", "dead") else self._identity
 
     async def ready(self) -> ServerState:
         """Returns when requests are served; raises what kept the server from it."""
@@ -106,9 +117,9 @@ class LLMServer:
         return await self.ping()
 
     async def version(self) -> int:
-        """Weight version that the next token is sampled from."""
+        """Weight version that the next token is sampled from; -1 while the server waits for the next publication."""
         await self._ready()
-        return self._engine.version
+        return -1 if self._stale else self._engine.version
 
     async def health(self) -> None:
         """Raise EngineDead if the engine cannot serve."""
@@ -145,20 +156,17 @@ class LLMServer:
         A barrier: when it returns, no request is inside. The gate is closed meanwhile and then as it was.
         """
         await self._ready()
-        deadline, count = self._deadline("aborted requests to be answered"), 0
         with self._gate.held():
-            while self._gate.inside:
-                async with self._mortal():
-                    count += await self._engine.abort_all()
-                with contextlib.suppress(TimeoutError):  # one may have been on its way in: abort again
-                    await asyncio.wait_for(self._gate.emptied(deadline), min(0.05, deadline.left + 0.001))
-                deadline.check()
-        return count
+            async with self._mortal():
+                return await self._cut_off()
 
     # ---- memory and weights
 
-    async def sleep(self, level: int = 1) -> None:
-        """Keep new requests out, wait for those inside, then give device memory back. Sleeping twice is sleeping once.
+    async def sleep(self, level: int = 1, abort: bool = False) -> None:
+        """Keep new requests out, let none be inside, then give device memory back. Sleeping twice is sleeping once.
+
+        Args:
+            abort: cut off those inside, who get what they have; else wait for them.
 
         Raises:
             DeadlineExceeded: requests inside did not end; the server stays awake.
@@ -169,6 +177,8 @@ class LLMServer:
                 return
             self._gate.hold()
             try:
+                if abort:
+                    await self._cut_off()
                 await self._gate.emptied(self._deadline("running requests to end before sleep"))
                 await self._engine.sleep(level)
             except BaseException:
@@ -193,11 +203,12 @@ class LLMServer:
         """
         await self._ready()
         async with self._control, self._mortal():
-            if manifest.backend != "shm" and self._engine.version == manifest.version:
+            if manifest.backend != "shm" and self._engine.version == manifest.version and not self._stale:
                 return manifest.version  # device transports have delivered it already, through `transfer`
             if manifest != self._applied:
                 await self._engine.update_weights(manifest)
                 self._applied = manifest
+                self._refreshed()
             return self._engine.version
 
     async def transfer(self, method: str, *arguments: Any) -> None:
@@ -206,10 +217,11 @@ class LLMServer:
         if not isinstance(self._engine, DeviceReceiver):
             raise WeightError("this engine takes weights through shared memory only: set update_weights_backend to shm")
         async with self._control, self._mortal():
+            if method == "finish_weight_update":
+                self._leave_mark(int(arguments[0]))
             await self._engine.transfer(method, *arguments)
-            if method == "finish_weight_update" and self._stale:
-                self._stale = False
-                self._gate.set("open")
+            if method == "finish_weight_update":
+                self._refreshed()
 
     async def shutdown(self) -> None:
         """Stop the engine; the actor may be killed afterwards."""
@@ -236,13 +248,19 @@ class LLMServer:
 
     async def _catch_up(self) -> None:
         """Load what was published last. A publication may overtake the reading: then read again."""
+        folder = Path(self._folder)
+        if self._restarted and not folder.is_dir():
+            self._outdated()  # another host than that of the first start: what was published is out of reach
+            return
+        make_folder(folder)
+        if self._forget:
+            forget_current(folder)
         for attempt in range(_REREADS):
             manifest = read_current(self._folder)
             if manifest is None:
                 return
             if manifest.backend != "shm":
-                self._gate.set("reject")  # the weights are on the trainer's devices: serve after the next publication
-                self._stale = True
+                self._outdated()  # the weights are on the trainer's devices
                 return
             try:
                 await self._engine.update_weights(manifest)
@@ -252,6 +270,33 @@ class LLMServer:
                 continue
             self._applied = manifest
             return
+
+    def _outdated(self) -> None:
+        """Serve nobody until the next publication."""
+        self._stale = True
+        self._gate.set("reject")
+
+    def _refreshed(self) -> None:
+        """The engine has what was published last."""
+        if self._stale:
+            self._stale = False
+            self._gate.set("open")
+
+    def _leave_mark(self, version: int) -> None:
+        """Weights that came between devices are gone with this process: say so to the one that Ray starts next."""
+        setting = self._config.actor_rollout_ref.rollout.update_weights_backend
+        backend = backend_of(setting, self._device)
+        write_current(Path(self._folder), WeightManifest(version, backend, "devices", (), ()))
+
+    async def _cut_off(self) -> int:
+        """Abort until nobody is inside; the gate is held meanwhile. Returns how many were aborted."""
+        deadline, count = self._deadline("aborted requests to be answered"), 0
+        while self._gate.inside:
+            count += await self._engine.abort_all()
+            with contextlib.suppress(TimeoutError):  # one may have been on its way in: abort again
+                await asyncio.wait_for(self._gate.emptied(deadline), min(0.05, deadline.left + 0.001))
+            deadline.check()
+        return count
 
     async def _ready(self) -> None:
         if self._stage == "ready":

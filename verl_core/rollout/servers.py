@@ -24,10 +24,11 @@ from verl_core.rollout.engines.vllm_args import process_environment
 from verl_core.rollout.interface import GateMode
 from verl_core.rollout.server import LLMServer, ServerState
 from verl_core.weights.interface import WeightManifest
-from verl_core.weights.manifest import forget_current
 
 ActorOptions = Callable[[int], dict[str, Any]]
-MAX_RESTARTS = 3
+# Ray starts a server again as often as it dies: how long anyone waits for one is bounded where it is waited for, by
+# rollout.request_timeout_s and, at the start, trainer.init_timeout_s. A count would end a long run for rare bad luck.
+MAX_RESTARTS = -1
 MAX_CONCURRENCY = 100_000  # requests park in the server; control calls must still get in
 _PING_S, _AGAIN_S = 3.0, 0.2
 
@@ -62,48 +63,51 @@ class Servers:
         config: RunConfig,
         namespace: str,
         weights_folder: str | Path,
+        device: str,
         actor_options: ActorOptions = lambda index: {"num_cpus": 0},
         num_servers: int | None = None,
-        device: str | None = None,
     ) -> Servers:
         """Servers that run already under this configuration are kept; the others are started, all at the same time.
+        When one cannot start, all are ended.
 
         Args:
             weights_folder: where the trainer publishes. When no server of the run lives, what lies there is from an
                 earlier run of the name and is forgotten: servers then start from the model folder, version 0.
+            device: cpu or cuda.
             actor_options: Ray options of server i.
             num_servers: default rollout.num_servers, else 1.
-            device: cpu or cuda; default trainer.device, auto being what this host has.
 
         Raises:
             DeadlineExceeded: not all were up within trainer.init_timeout_s; says how far each one came.
             VerlError: what kept a server from starting.
         """
-        where = device or _device_of(config)
         count = num_servers or config.actor_rollout_ref.rollout.num_servers or 1
-        identity = _identity(config, where, weights_folder)
+        identity = _identity(config, device, weights_folder)
         deadline = Deadline(f"{count} inference servers to start", config.trainer.init_timeout_s)
         names = [f"server-{index}" for index in range(count)]
         found = {name: named_actor.attach(name, namespace, identity) for name in names}
-        if not any(found.values()):
-            forget_current(weights_folder)
+        forget = not any(found.values())
         handles: dict[str, Any] = {}
         for index, name in enumerate(names):
             if found[name] is None:
                 named_actor.remove(name, namespace, deadline)
-                options = _options(config, where, count, actor_options(index))
-                arguments = (index, config, where, str(weights_folder), identity)
+                options = _options(config, device, count, actor_options(index))
+                arguments = (index, config, device, str(weights_folder), identity, forget)
                 handles[name] = named_actor.start(LLMServer, name, namespace, options, *arguments)
             else:
                 handles[name] = found[name]
         servers = cls(config, namespace, handles)
-        servers._all("ready", timeout_s=max(deadline.left, 1.0))
+        try:
+            servers._all("ready", timeout_s=max(deadline.left, 1.0))
+        except BaseException:
+            servers.shutdown()
+            raise
         return servers
 
     # ---- questions
 
     def version(self) -> int:
-        """Weight version that all servers serve; -1 when they do not agree."""
+        """Weight version that all servers serve; -1 when they do not agree, or one has missed a publication."""
         versions = set(self._all("version").values())
         return int(versions.pop()) if len(versions) == 1 else -1
 
@@ -137,9 +141,13 @@ class Servers:
         """
         self._all("update_weights", manifest)
 
-    def sleep(self, level: int = 1) -> None:
-        """Wait for running requests, then give device memory back."""
-        self._all("sleep", level)
+    def sleep(self, level: int = 1, abort: bool = True) -> None:
+        """Give device memory back, with no request inside.
+
+        Args:
+            abort: cut off what still runs, since whoever sends the servers to sleep has all it wants; else wait for it.
+        """
+        self._all("sleep", level, abort)
 
     def wake(self) -> None:
         """Undo `sleep`; nothing when awake."""
@@ -171,7 +179,7 @@ class Servers:
                 try:
                     answers[name] = ray.get(reference)
                 except ActorDiedError as error:
-                    raise EngineDead(f"{name} died more than {MAX_RESTARTS} times: {_first_line(error)}") from error
+                    raise EngineDead(f"{name} is gone for good: {_first_line(error)}") from error
                 except (ActorUnavailableError, EngineDead):
                     time.sleep(min(_AGAIN_S, deadline.left))
                     sent[self._send(name, method, arguments)] = name
@@ -182,14 +190,6 @@ class Servers:
 
     def _send(self, name: str, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.handles[name], method).remote(*arguments)
-
-
-def _device_of(config: RunConfig) -> str:
-    if config.trainer.device != "auto":
-        return config.trainer.device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _options(config: RunConfig, device: str, count: int, given: dict[str, Any]) -> dict[str, Any]:

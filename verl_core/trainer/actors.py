@@ -1,21 +1,26 @@
-"""RunActors: everything that runs in Ray for one run. Invariant: parts start side by side, and a part that cannot
-start ends the others with its own error."""
+"""RunActors: everything that runs in Ray for one run. Invariant: parts start side by side, and when one cannot start,
+all are ended and its error is raised: nothing runs that no `RunActors` knows of."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ray.exceptions import RayError
+
 from verl_core.config.schema import RunConfig
 from verl_core.engine.worker_group import PolicyGroup
+from verl_core.errors import VerlError
 from verl_core.reward.workers import RewardWorkers
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.servers import Servers
 from verl_core.trainer.device_weights import connect_devices
+from verl_core.trainer.ground import Ground
 from verl_core.trainer.placement import place
 from verl_core.trainer.ray_session import namespace_of
 from verl_core.trajectory import Prompt
@@ -23,6 +28,9 @@ from verl_core.transfer.host import StoreHost
 from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.memory import MemoryStore
 from verl_core.transfer.tq_store import TransferQueueStore
+from verl_core.weights import shm
+
+logger = logging.getLogger(__name__)
 
 
 class Agents(Protocol):
@@ -51,6 +59,7 @@ class RunActors:
     scorer: RewardWorkers
     stores: tuple[TrajectoryStore, TrajectoryStore]
     host: StoreHost | None
+    ground: Ground
 
     def leave(self) -> None:
         """Close this process' connections; the actors live on, for the next process. Idempotent.
@@ -63,8 +72,9 @@ class RunActors:
             store.close()
 
     def shutdown(self) -> None:
-        """End all of it; the first error is raised after everything was tried."""
+        """End all of it; an error is raised after everything was tried."""
         with contextlib.ExitStack() as stack:
+            stack.callback(self.ground.clear)
             if self.host is not None:
                 stack.callback(self.host.shutdown)
             for part in (self.policy, self.servers, self.scorer, self.agents):
@@ -75,37 +85,84 @@ def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], w
     """Attach to the run's actors where they live, launch the rest. Needs a Ray connection.
 
     Raises:
-        ResourceError: too few devices.
+        ConfigError, ResourceError: the devices cannot be had; nothing was started.
         DeadlineExceeded: a part did not come up within trainer.init_timeout_s.
+        VerlError: the first that kept a part from starting.
     """
-    namespace, placement = namespace_of(config), place(config)
-    with ThreadPoolExecutor(4, "launch") as pool:
-        policy = pool.submit(
-            PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, weights_folder
-        )
-        servers = pool.submit(
-            Servers.attach_or_launch,
-            config,
-            namespace,
-            weights_folder,
-            placement.server,
-            placement.num_servers,
-            placement.device,
-        )
-        scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
-        host = pool.submit(_host, config, namespace)
-        stores = _stores(config, host.result())
-        agents = _agents(config, namespace, host.result(), stores[0])
-        agents.set_servers(servers.result().handles)
-        agents.reset()  # warm workers may still run groups of a process that is gone; its uids will come again
-        stores[0].reset()
-        connect_devices(config, placement.device, policy.result(), servers.result())
-        return RunActors(policy.result(), servers.result(), agents, scorer.result(), stores, host.result())
+    placement = place(config)
+    ground = Ground(namespace_of(config), weights_folder, placement)
+    with ThreadPoolExecutor(5, "launch") as pool:
+        launch = _begin(pool, config, total_steps, sources, ground)
+        try:
+            for part in as_completed(launch.parts()):
+                part.result()
+            actors = launch.actors(ground)
+            actors.agents.set_servers(actors.servers.handles)
+            actors.agents.reset()  # warm workers may still run groups of a process that is gone; its uids come again
+            actors.stores[0].reset()
+            connect_devices(config, placement.device, actors.policy, actors.servers)
+        except BaseException:
+            launch.abandon(ground)
+            raise
+    return actors
 
 
 def weights_folder(config: RunConfig) -> str:
     """Where weights are published for servers of this host: shared memory, one folder per run."""
-    return f"/dev/shm/{namespace_of(config)}"
+    return str(shm.weights_folder(namespace_of(config)))
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """The parts on their way up. `agents` come with this process' connections to the store."""
+
+    policy: Future[PolicyGroup]
+    servers: Future[Servers]
+    scorer: Future[RewardWorkers]
+    host: Future[StoreHost | None]
+    agents: Future[tuple[Agents, tuple[TrajectoryStore, TrajectoryStore]]]
+
+    def parts(self) -> list[Future[Any]]:
+        """All of them."""
+        return [self.policy, self.servers, self.scorer, self.host, self.agents]
+
+    def actors(self, ground: Ground) -> RunActors:
+        """When all are up."""
+        agents, stores = self.agents.result()
+        policy, servers, scorer = self.policy.result(), self.servers.result(), self.scorer.result()
+        return RunActors(policy, servers, agents, scorer, stores, self.host.result(), ground)
+
+    def abandon(self, ground: Ground) -> None:
+        """Wait for those still on their way, then end everything. Errors are logged: another one is on its way up."""
+        wait(self.parts())
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(ground.clear)
+                if self.agents.exception() is None:
+                    agents, stores = self.agents.result()
+                    for close in (stores[0].close, stores[1].close, agents.shutdown):
+                        stack.callback(close)
+        except (VerlError, RayError):
+            logger.exception("ending the parts of a run that could not start")
+
+
+def _begin(
+    pool: ThreadPoolExecutor, config: RunConfig, total_steps: int, sources: Sequence[str], ground: Ground
+) -> _Launch:
+    namespace, folder, placement = ground.namespace, ground.weights_folder, ground.placement
+    device, count = placement.device, placement.num_servers
+    host = pool.submit(_host, config, namespace)
+    return _Launch(
+        policy=pool.submit(
+            PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, device
+        ),
+        servers=pool.submit(
+            Servers.attach_or_launch, config, namespace, folder, device, placement.server, num_servers=count
+        ),
+        scorer=pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources),
+        host=host,
+        agents=pool.submit(lambda: _agents(config, namespace, host.result())),
+    )
 
 
 def _host(config: RunConfig, namespace: str) -> StoreHost | None:
@@ -123,8 +180,11 @@ def _stores(config: RunConfig, host: StoreHost | None) -> tuple[TrajectoryStore,
     return TransferQueueStore.join(host.endpoint, timeout), TransferQueueStore.join(host.endpoint, timeout)
 
 
-def _agents(config: RunConfig, namespace: str, host: StoreHost | None, store: TrajectoryStore) -> Agents:
+def _agents(
+    config: RunConfig, namespace: str, host: StoreHost | None
+) -> tuple[Agents, tuple[TrajectoryStore, TrajectoryStore]]:
     """Without servers yet, so that they start beside them."""
+    stores = _stores(config, host)
     if host is None:
-        return AgentLoopManager.launch(config, namespace, {}, store)
-    return AgentLoopManagerTQ.attach_or_launch(config, namespace, host.endpoint, {})
+        return AgentLoopManager.launch(config, namespace, {}, stores[0]), stores
+    return AgentLoopManagerTQ.attach_or_launch(config, namespace, host.endpoint, {}), stores

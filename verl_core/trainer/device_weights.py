@@ -6,7 +6,6 @@ need GPUs and were not run where this was written; what is decided here without 
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ def connect_devices(config: RunConfig, device: str, policy: PolicyGroup, servers
     backend = backend_of(rollout.update_weights_backend, device)
     if backend == "shm":
         return
-    address, port = free_port() if backend == "nccl" else ("", 0)
+    address, port = policy.meeting_point() if backend == "nccl" else ("", 0)
     policy.use_sender(
         DeviceSenderFactory(
             backend,
@@ -62,10 +61,3 @@ def connect_devices(config: RunConfig, device: str, policy: PolicyGroup, servers
             port,
         )
     )
-
-
-def free_port() -> tuple[str, int]:
-    """This host's address and a port that was free a moment ago. Rank 0 must run on this host (one trainer node)."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return socket.gethostbyname(socket.gethostname()), int(probe.getsockname()[1])

@@ -1,42 +1,32 @@
 """Which devices an actor gets. Invariant: too few devices is an error before any actor is asked for, never a silent
-queue.
+queue; and the ranks and servers of a run on one node sit on one node, as shared memory and their meeting point demand.
 
 On a CPU every actor asks for 0 CPUs: nothing can queue, and the operating system shares the cores. On GPUs policy
-ranks and servers of the colocated modes share one placement group, one bundle per device; each takes a fraction of it.
+ranks and servers share the devices, one bundle of the run's placement group each; each takes a fraction of it. An actor
+sees the one device of its bundle, so a server has one.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from verl_core.config.schema import RunConfig
-from verl_core.deadline import Deadline
-from verl_core.errors import ResourceError
+from verl_core.errors import ConfigError, ResourceError
+from verl_core.trainer.ray_session import namespace_of
+from verl_core.trainer.reservation import reserve
 
 ActorOptions = Callable[[int], dict[str, Any]]
 _POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4  # of one device; Ray only counts, memory is shared by sleeping and waking
+_PIN = 0.001  # of the resource that every Ray node has under its own address: takes nothing, names the node
 
 
 def device_of(config: RunConfig) -> str:
-    """`cpu` or `cuda`: what trainer.device means here. Asks Ray's view when connected, else this host's drivers."""
+    """`cpu` or `cuda`: what trainer.device means on the connected Ray cluster. Everybody else is told."""
     if config.trainer.device != "auto":
         return config.trainer.device
-    return "cuda" if cluster_devices()[1] > 0 else "cpu"
-
-
-def cluster_devices() -> tuple[int, int]:
-    """(CPUs, GPUs) of the connected Ray cluster, or of this host when Ray is not up."""
-    import ray
-
-    if ray.is_initialized():
-        total: Mapping[str, float] = ray.cluster_resources()
-        return int(total.get("CPU", 0)), int(total.get("GPU", 0))
-    import torch
-
-    return os.cpu_count() or 1, torch.cuda.device_count()
+    return "cuda" if any(_amount(node, "GPU") for node in _nodes()) else "cpu"
 
 
 @dataclass(frozen=True)
@@ -45,65 +35,105 @@ class Placement:
 
     Attributes:
         device: `cpu` or `cuda`.
+        group: Ray's placement group that all of them are in; `group_name` finds it again.
         policy: options of policy rank i.
         server: options of inference server i.
+        host: options of a task on the host of rank 0.
         num_servers: how many servers to start.
     """
 
     device: str
+    group: Any
     policy: ActorOptions
     server: ActorOptions
+    host: dict[str, Any]
     num_servers: int
 
 
+def group_name(namespace: str) -> str:
+    """Of the run's placement group."""
+    return f"devices-{namespace}"
+
+
 def place(config: RunConfig) -> Placement:
-    """Check that the devices exist, reserve them, and say who sits where.
+    """Check that the devices exist, reserve them or find them reserved, and say who sits where.
 
     Raises:
+        ConfigError: servers of several devices.
         ResourceError: fewer devices than trainer.nnodes x trainer.n_gpus_per_node, or servers that do not divide them.
     """
-    cpus, gpus = cluster_devices()
-    ranks, rollout = config.world_size, config.actor_rollout_ref.rollout
-    device = device_of(config)
-    have = gpus if device == "cuda" else cpus
-    if ranks > have:
-        raise ResourceError(
-            f"trainer.nnodes x trainer.n_gpus_per_node asks for {ranks} {device} devices, the cluster has {have}. "
-            f"Lower trainer.n_gpus_per_node, or run where there are {ranks}."
-        )
+    device, ranks = device_of(config), config.world_size
+    _require(config, ranks, device)
+    servers = _servers(config, ranks, device)
+    name, limit = group_name(namespace_of(config)), config.trainer.init_timeout_s
     if device == "cpu":
-        return Placement(device, lambda _: {"num_cpus": 0}, lambda _: {"num_cpus": 0}, rollout.num_servers or 1)
-    size = rollout.tensor_model_parallel_size
-    servers = rollout.num_servers or ranks // size
-    if servers * size > ranks or servers < 1:
-        raise ResourceError(
-            f"{servers} servers x tensor_model_parallel_size {size} need {servers * size} devices, sync mode shares "
-            f"the trainer's {ranks}. Lower rollout.num_servers or rollout.tensor_model_parallel_size."
-        )
-    return _on_gpus(config, ranks, servers, size)
-
-
-def _on_gpus(config: RunConfig, ranks: int, servers: int, size: int) -> Placement:
-    """One bundle per device; server i leads on bundle i x size and reaches its other devices through
-    CUDA_VISIBLE_DEVICES, which vLLM sets from the placement group it runs in."""
-    import ray
-    from ray.util.placement_group import placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    group = placement_group([{"GPU": 1, "CPU": 1}] * ranks, strategy="PACK", lifetime="detached")
-    wait = Deadline("the placement group of the trainer's devices", config.trainer.init_timeout_s)
-    if not ray.wait([group.ready()], timeout=wait.left)[0]:
-        raise ResourceError(f"could not reserve {ranks} devices: {ray.available_resources()} are free right now")
-
-    def at(bundle: int, share: float) -> dict[str, Any]:
-        strategy = PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
-        )
-        return {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": strategy}
-
+        group = reserve(name, [_pin()], one_node=True, timeout_s=limit)
+        here = _at(group, 0, 0.0)
+        return Placement(device, group, lambda _: here, lambda _: here, here, servers)
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks
+    group = reserve(name, bundles, one_node=config.trainer.nnodes == 1, timeout_s=limit)
     return Placement(
-        "cuda",
-        lambda rank: at(rank, _POLICY_SHARE),
-        lambda index: at(index * size, _SERVER_SHARE),
+        device,
+        group,
+        lambda rank: _at(group, rank, _POLICY_SHARE),
+        lambda index: _at(group, index, _SERVER_SHARE),
+        _at(group, 0, 0.0),
         servers,
     )
+
+
+def _require(config: RunConfig, ranks: int, device: str) -> None:
+    """Raise ResourceError unless there are as many devices as ranks: on one node for a run on one node."""
+    have = [_amount(node, "GPU" if device == "cuda" else "CPU") for node in _nodes()]
+    if ranks > sum(have):
+        raise ResourceError(
+            f"trainer.nnodes x trainer.n_gpus_per_node asks for {ranks} {device} devices, the cluster has {sum(have)}. "
+            f"Lower trainer.n_gpus_per_node, or run where there are {ranks}."
+        )
+    if config.trainer.nnodes == 1 and ranks > max(have):
+        raise ResourceError(
+            f"trainer.n_gpus_per_node asks for {ranks} {device} devices of one node, the largest has {max(have)}. "
+            "Lower it, or raise trainer.nnodes."
+        )
+
+
+def _servers(config: RunConfig, ranks: int, device: str) -> int:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.tensor_model_parallel_size > 1:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size: {rollout.tensor_model_parallel_size} is not "
+            "supported: a server runs on one device. Set it to 1; there is one server per device then"
+        )
+    if device == "cpu":
+        return rollout.num_servers or 1
+    servers = rollout.num_servers or ranks
+    if servers > ranks:
+        raise ResourceError(
+            f"actor_rollout_ref.rollout.num_servers: {servers} servers need a device each, and share the trainer's "
+            f"{ranks}. Lower it, or leave it null."
+        )
+    return servers
+
+
+def _at(group: Any, bundle: int, share: float) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": strategy}
+
+
+def _pin() -> dict[str, float]:
+    """The bundle that lies on the node with the most cores, whatever is taken there."""
+    node = max(_nodes(), key=lambda one: (_amount(one, "CPU"), str(one["NodeID"])))
+    return {f"node:{node['NodeManagerAddress']}": _PIN}
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Ray's living nodes."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _amount(node: dict[str, Any], resource: str) -> int:
+    return int(node["Resources"].get(resource, 0))

@@ -1,7 +1,8 @@
-"""Connecting to Ray. Invariant: one lock around every `ray.init` of the process, one namespace per run."""
+"""Connecting to Ray. Invariant: one lock around every `ray.init` of the process, one namespace per run directory."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -17,8 +18,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def namespace_of(config: RunConfig) -> str:
-    """Where the run's named actors live. Two runs on one cluster never see each other's."""
-    return f"verl-{config.trainer.experiment_name}"
+    """Where the run's named actors live: its name, and a digest of its directory, since two runs of one name in two
+    directories are two runs. They never see each other's actors."""
+    trainer = config.trainer
+    root = f"{trainer.default_local_dir.rstrip('/')}/{trainer.experiment_name}"
+    place = root if "://" in root else os.path.abspath(root)
+    return f"verl-{trainer.experiment_name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def start_ray(config: RunConfig, address: str | None = None) -> None:

@@ -7,6 +7,7 @@ the copy (538 MB here: 1.0 s fresh, 0.11 s reused).
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -25,10 +26,19 @@ SLOTS = ("a", "b")
 
 
 def weights_folder(run: str, root: Path = SHARED_MEMORY) -> Path:
-    """The folder of a run's published weights, in memory, one per host. Raises WeightError without `/dev/shm`."""
-    if not root.is_dir():
-        raise WeightError(f"this host has no {root}: weights cannot be shared in memory. Run on Linux.")
-    return root / f"verl-weights-{re.sub(r'[^A-Za-z0-9.-]', '-', run)}"
+    """The folder of a run's published weights, in memory, one per host and user.
+
+    Args:
+        run: unique among the runs of the user on a host: the namespace of its actors.
+    """
+    return root / f"verl-weights-{os.getuid()}-{re.sub(r'[^A-Za-z0-9.-]', '-', run)}"
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder of published weights on this host. Raises WeightError when shared memory is not there."""
+    if not folder.parent.is_dir():
+        raise WeightError(f"this host has no {folder.parent}: weights cannot be shared in memory. Run on Linux.")
+    folder.mkdir(exist_ok=True)
 
 
 class ShmSender:
@@ -42,8 +52,9 @@ class ShmSender:
     def __init__(self, folder: str | Path, bucket_bytes: int) -> None:
         self._folder, self._limit = Path(folder), bucket_bytes
         BucketLayout(bucket_bytes)  # refuses a bad limit now rather than at the first publication
+        make_folder(self._folder)
         for slot in SLOTS:
-            (self._folder / slot).mkdir(parents=True, exist_ok=True)
+            (self._folder / slot).mkdir(exist_ok=True)
         self._segments: dict[str, list[Segment]] = {slot: [] for slot in SLOTS}
 
     def publish(self, named: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
