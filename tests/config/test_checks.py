@@ -78,6 +78,11 @@ CONTRADICTIONS = [
     (["trainer.resume_mode=resume_path"], "trainer.resume_from_path: trainer.resume_mode=resume_path needs"),
     (["trainer.default_local_dir=''"], "trainer.default_local_dir: must not be empty"),
     (["trainer.experiment_name=a/b"], "trainer.experiment_name: names the run's folder"),
+    (
+        ["trainer.v1.buffer.lease_s=650"],
+        f"trainer.v1.buffer.lease_s: 650 s must exceed {ROLLOUT}.request_timeout_s=600 by more than 60 s",
+    ),
+    ([f"{ROLLOUT}.request_timeout_s=840"], "trainer.v1.buffer.lease_s: 900 s must exceed"),
     (["trainer.v1.buffer.stall_timeout_s=5"], "trainer.v1.buffer.stall_timeout_s: 5 s is less than"),
     (["ray.worker.mem=16GB"], "ray.worker.mem: must be a Kubernetes quantity such as"),
     (["data.train_files=[a.parquet]"], "data.prepare.task: data.train_files is given too"),

@@ -11,6 +11,7 @@ from verl_core.config.checks_algorithm import unknown_name
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
+LEASE_GRACE_S = 60.0  # a time-out has to reach the buffer before the lease does
 
 
 @check
@@ -76,6 +77,18 @@ def stalls_outlast_leases(facts: Facts) -> Iterator[str]:
         yield (
             f"trainer.v1.buffer.stall_timeout_s: {buffer.stall_timeout_s:g} s is less than trainer.v1.buffer.lease_s="
             f"{buffer.lease_s:g}; the run would give up before a lost group could be issued again"
+        )
+
+
+@check
+def leases_outlast_requests(facts: Facts) -> Iterator[str]:
+    """A session that runs out of time ends with its own account; a lease only knows that nothing came."""
+    buffer, request = facts.config.trainer.v1.buffer, facts.config.actor_rollout_ref.rollout.request_timeout_s
+    if buffer.lease_s <= request + LEASE_GRACE_S:
+        yield (
+            f"trainer.v1.buffer.lease_s: {buffer.lease_s:g} s must exceed actor_rollout_ref.rollout.request_timeout_s="
+            f"{request:g} by more than {LEASE_GRACE_S:g} s; a slow group would be issued again before its own time-out"
+            " says what it waited for"
         )
 
 

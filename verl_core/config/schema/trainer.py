@@ -19,7 +19,7 @@ class BufferConfig:
         num_storage_units: TransferQueue storage processes.
     """
 
-    lease_s: float = 600.0
+    lease_s: float = 900.0
     stall_timeout_s: float = 1200.0
     max_reissues: int = 2
     poll_s: float = 1.0
