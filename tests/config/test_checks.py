@@ -75,6 +75,16 @@ CONTRADICTIONS = [
     ),
     ([f"{ROLLOUT}.tensor_model_parallel_size=3"], f"{ROLLOUT}.tensor_model_parallel_size: 3 does not divide 1 devices"),
     (["trainer.device=cuda", f"{ROLLOUT}.num_servers=2"], f"{ROLLOUT}.num_servers: 2 servers of"),
+    (
+        [f"{ROLLOUT}.update_weights_backend=shm", "trainer.nnodes=2"],
+        f"{ROLLOUT}.update_weights_backend: shm is the memory of one host, and trainer.nnodes=2",
+    ),
+    (
+        ["trainer.device=cuda", "trainer.n_gpus_per_node=8", "ray.worker.gpu=4"],
+        "ray.worker.gpu: ray.head.gpu=0 and 4 in each of ray.worker.replicas=1 make 4 GPUs; trainer.nnodes x"
+        " trainer.n_gpus_per_node needs 8",
+    ),
+    (["trainer.device=cuda", "ray.head.cpu='8'"], "ray.worker.gpu: ray.head.gpu=0 and 0 in each of"),
     (["trainer.resume_mode=resume_path"], "trainer.resume_from_path: trainer.resume_mode=resume_path needs"),
     (["trainer.default_local_dir=''"], "trainer.default_local_dir: must not be empty"),
     (["trainer.experiment_name=a/b"], "trainer.experiment_name: names the run's folder"),
@@ -177,6 +187,20 @@ def test_settings_without_effect_are_refused(setting: str, useless: list[str], u
 def test_a_written_default_is_no_setting() -> None:
     """Else a resolved configuration could not be the source of another run."""
     assert problems("algorithm.kl_ctrl.horizon=10000", f"{ROLLOUT}.scripted_delay_s=0.0") == []
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],  # a Ray of one's own
+        ["ray.worker.gpu=4", "ray.worker.replicas=2"],
+        ["ray.head.gpu=4", "ray.worker.gpu=4"],
+        ["ray.head.gpu=8", "ray.worker.replicas=0"],
+    ],
+    ids=" ".join,
+)
+def test_groups_that_hold_the_gpus_pass(groups: list[str]) -> None:
+    assert problems("trainer.device=cuda", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *groups) == []
 
 
 def test_a_loss_that_ignores_a_clip_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,40 @@ def test_everything_else_blocks_a_resume_and_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["total_epochs", "total_training_steps"])
+def test_the_length_is_fixed_while_a_learning_rate_depends_on_it(key: str) -> None:
+    def differences(**optim: Any) -> list[str]:
+        old, new = RunConfig(), RunConfig()
+        for config in (old, new):
+            vars(config.actor_rollout_ref.actor.optim).update(optim)
+        setattr(new.trainer, key, 5)
+        return resume_difference(old, new)
+
+    assert differences() == differences(lr_warmup_steps=10) == []
+    assert differences(lr_warmup_steps=10, lr_warmup_steps_ratio=0.1) == []  # the ratio is not read then
+    (cosine,) = differences(lr_scheduler_type="cosine", lr_warmup_steps=10)
+    assert cosine.startswith(f"trainer.{key}: {getattr(RunConfig().trainer, key)!r} -> 5 (lr_scheduler_type=cosine: ")
+    (warm_up,) = differences(lr_warmup_steps_ratio=0.1)
+    assert warm_up.endswith(
+        "(lr_warmup_steps_ratio > 0: the learning rate of the warm-up depends on the length of the run)"
+    )
+
+
+def test_only_made_assets_may_lie_elsewhere() -> None:
+    def differs(before: str, after: str) -> bool:
+        old, new = RunConfig(), RunConfig()
+        old.data.train_files, new.data.train_files = [before], [after]
+        return resume_difference(old, new) != []
+
+    made = "assets/data-0123456789ab/train.parquet"
+    assert not differs(f"/a/{made}", f"s3://b/c/{made}")
+    assert differs(f"/a/{made}", f"/a/{made.replace('ab/', 'ac/')}")
+    assert differs(f"/a/{made}", f"/a/{made.replace('train', 'val')}")
+    assert differs(f"/a/{made}", "/b/data-0123456789ab/train.parquet")
+    for own in ("assets/gsm8k/train.parquet", "assets/data-final/train.parquet", "assets/train.parquet"):
+        assert differs(f"/old/{own}", f"/new/{own}")
+
+
 @pytest.mark.parametrize("key", ["trainer.seed", "trainer.use_v1", "trainer.n_gpus_per_node", "trainer.device"])
 def test_a_key_that_decides_what_a_step_computes_is_not_changeable(key: str) -> None:
     assert not any(key == entry or key.startswith(f"{entry}.") for entry in CHANGEABLE)

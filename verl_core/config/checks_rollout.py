@@ -117,6 +117,11 @@ def weights_can_travel(facts: Facts) -> Iterator[str]:
             yield f"{backend}, and trainer.device=cpu; use shm or auto"
         if rollout.name == "scripted":
             yield f"{backend}, and {_ROLLOUT}.name=scripted runs on a CPU; use shm or auto"
+    if rollout.update_weights_backend == "shm" and facts.config.trainer.nnodes > 1:
+        yield (
+            f"{_ROLLOUT}.update_weights_backend: shm is the memory of one host, and trainer.nnodes="
+            f"{facts.config.trainer.nnodes}; use auto (ipc) or nccl"
+        )
 
 
 @check

@@ -93,6 +93,20 @@ def leases_outlast_requests(facts: Facts) -> Iterator[str]:
 
 
 @check
+def the_cluster_has_the_devices(facts: Facts) -> Iterator[str]:
+    """Pods that are asked for hold a GPU per rank. On a Ray of one's own, `ray.*` is not set and says nothing."""
+    trainer, ray = facts.config.trainer, facts.config.ray
+    if trainer.device != "cuda" or not facts.given_below("ray"):
+        return
+    have, need = ray.head.gpu * ray.head.replicas + ray.worker.gpu * ray.worker.replicas, facts.config.world_size
+    if have < need:
+        yield (
+            f"ray.worker.gpu: ray.head.gpu={ray.head.gpu} and {ray.worker.gpu} in each of ray.worker.replicas="
+            f"{ray.worker.replicas} make {have} GPUs; trainer.nnodes x trainer.n_gpus_per_node needs {need}. Raise them"
+        )
+
+
+@check
 def quantities_are_kubernetes(facts: Facts) -> Iterator[str]:
     """Pod resources as Kubernetes writes them."""
     for group in ("head", "worker"):

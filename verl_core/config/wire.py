@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -78,16 +79,32 @@ CHANGEABLE = (
     "reward.num_workers",
     "ray",
 )
+_LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
+_ASSET = re.compile(r".*/assets/((?:policy|data)-[0-9a-f]{12,}(?:/.*)?)", re.DOTALL)
 
 
 def resume_difference(old: RunConfig, new: RunConfig) -> list[str]:
-    """Settings that differ although they must not when a run is resumed, as `key: old -> new`, in schema order."""
+    """Settings that differ although they must not when a run is resumed, as `key: old -> new`, in schema order.
+
+    The length of a run may change only while no learning rate depends on it; a refusal says which setting makes it so.
+    """
     before, after = dict(paths(to_dict(old))), dict(paths(to_dict(new)))
+    why = _length_matters(old)
     return [
-        f"{key}: {before[key]!r} -> {after[key]!r}"
+        f"{key}: {before[key]!r} -> {after[key]!r}" + (why if key in _LENGTH else "")
         for key in before
-        if _portable(before[key]) != _portable(after[key]) and not _changeable(key)
+        if _portable(before[key]) != _portable(after[key]) and not (_changeable(key) and not (why and key in _LENGTH))
     ]
+
+
+def _length_matters(config: RunConfig) -> str:
+    """Why the length of the run decides its learning rates, for a message; empty when it does not."""
+    optim = config.actor_rollout_ref.actor.optim
+    if optim.lr_scheduler_type == "cosine":
+        return " (lr_scheduler_type=cosine: the learning rate of each step depends on the length of the run)"
+    if optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0:
+        return " (lr_warmup_steps_ratio > 0: the learning rate of the warm-up depends on the length of the run)"
+    return ""
 
 
 def _portable(value: Any) -> Any:
@@ -95,7 +112,8 @@ def _portable(value: Any) -> Any:
     difference."""
     if isinstance(value, list):
         return [_portable(entry) for entry in value]
-    return value.rpartition("/assets/")[2] if isinstance(value, str) else value
+    asset = _ASSET.fullmatch(value) if isinstance(value, str) else None
+    return asset[1] if asset else value
 
 
 def _changeable(key: str) -> bool:

@@ -10,7 +10,8 @@ from typing import Literal
 class ModelConfig:
     """Attributes:
     path: folder of a Hugging Face causal LM with tokenizer and chat template; a `.gguf` file works too.
-    dtype: of the trained parameters.
+    dtype: of the matrix products while training, and of the published weights. Trained parameters and optimizer stay
+        float32.
     enable_gradient_checkpointing: recompute activations in the backward pass.
     """
 

@@ -40,6 +40,7 @@ class V1Config:
 @dataclass
 class TrainerConfig:
     """Attributes:
+    project_name: stands before experiment_name on the progress bar.
     use_v1: False = the legacy path: the batch is held in memory, no TransferQueue.
     total_training_steps: null = total_epochs x (rows // train_batch_size).
     device: `auto` = cuda when there is one.
