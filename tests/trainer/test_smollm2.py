@@ -1,4 +1,4 @@
-"""Two GRPO steps of a real 135M model on a reasoning-gym task, sampled by vLLM and trained by torch, both in float32."""
+"""Two GRPO steps of a real 135M model on a reasoning-gym task: sampled by vLLM, trained by torch, both in float32."""
 
 from __future__ import annotations
 

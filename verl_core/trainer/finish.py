@@ -34,6 +34,7 @@ class Summary:
     wall_s: seconds from the first prompt served to now, pauses between attempts included.
     step_overhead_share: share of the steps' time outside generating and training.
     report: path or URL.
+    over_long_dropped, over_long_cut: training rows left out, or cut at the left, for data.max_prompt_length.
     """
 
     steps: int
@@ -46,6 +47,8 @@ class Summary:
     final_weights_sha256: str
     report: str
     run_dir: str
+    over_long_dropped: int = 0
+    over_long_cut: int = 0
     accounting: dict[str, object] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -87,6 +90,8 @@ def finish(session: Session) -> Summary:
         final_weights_sha256=session.policy.weights_sha256(),
         report=session.run.url(REPORT),
         run_dir=session.run.root,
+        over_long_dropped=len(session.stream.report.dropped) if session.stream.report else 0,
+        over_long_cut=len(session.stream.report.cut) if session.stream.report else 0,
         accounting=asdict(accounting(session.journal)),
         versions=versions(),
     )
