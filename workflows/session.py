@@ -39,7 +39,8 @@ def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: 
             node_name="cluster", task_config=size, timeout=limit(ready.ray)
         )
     done = steps_graph(ready, literal)
-    return TrainResult(done.summary, done.report, done.checkpoint, release(config=literal, after=done.steps), held)
+    steps = release(config=literal, after=done.steps).with_overrides(node_name="release")
+    return TrainResult(done.summary, done.report, done.checkpoint, steps, held)
 
 
 def steps_graph(ready: RunConfig, literal: dict) -> Any:
