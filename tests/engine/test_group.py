@@ -16,7 +16,7 @@ from tests.engine.test_update import assert_same, weights_of
 from verl_core.config.schema import RunConfig
 from verl_core.engine.local import LocalPolicy
 from verl_core.engine.worker_group import PolicyGroup
-from verl_core.errors import DeadlineExceeded, ModelError, PolicyError
+from verl_core.errors import DeadlineExceeded, ModelError, PolicyError, ResourceError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -163,3 +163,24 @@ def test_life_and_death_of_a_rank(make_config: MakeConfig, make_batch: MakeBatch
         assert names(space) == []
     finally:
         group.shutdown()
+
+
+def test_ranks_that_do_not_answer_have_the_start_budget_not_that_of_a_step(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, asked = make_config(), []
+    config.trainer.init_timeout_s = 7.0
+
+    def silent(actors: list[Any], method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+        asked.append((method, seconds))
+        raise DeadlineExceeded("status", seconds, "busy")
+
+    monkeypatch.setattr("verl_core.engine.worker_group.call_all", silent)
+    assert not PolicyGroup(config, "verl-engine-nobody", [object()])._usable("any")
+    assert asked == [("status", 7.0)]
+
+
+def test_a_rank_is_told_its_device(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ResourceError, match="policy rank 0 was placed on a GPU and sees none"):
+        LocalPolicy(make_config(), 5, str(tmp_path / "w"), device="cuda")
