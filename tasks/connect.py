@@ -68,7 +68,7 @@ def connected(config: RunConfig) -> Iterator[None]:
 
 def rendezvous_of(config: RunConfig) -> Rendezvous:
     """Where the nodes of this execution meet."""
-    from verl_core.trainer.open import run_root
+    from verl_core.trainer.ray_session import run_root
 
     return Rendezvous(RunDir(run_root(config)), execution_name())
 

@@ -18,9 +18,9 @@ def planned_steps(config: RunConfig) -> range:
     from verl_core.data.dataset import training_stream
     from verl_core.data.tokenizer import load_tokenizer
     from verl_core.record.rundir import RunDir
-    from verl_core.trainer.open import run_root
     from verl_core.trainer.past import first_step_of
     from verl_core.trainer.prompts import total_steps
+    from verl_core.trainer.ray_session import run_root
 
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
     total = total_steps(config, training_stream(config, config.data.train_files, tokenizer))

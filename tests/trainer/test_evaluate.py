@@ -16,7 +16,8 @@ from verl_core.errors import CheckpointError, DataError
 from verl_core.record.checkpoints import CheckpointStore
 from verl_core.record.rundir import RunDir
 from verl_core.trainer.evaluate import evaluate, folder_name
-from verl_core.trainer.open import close_trainer, open_trainer, run_root
+from verl_core.trainer.open import close_trainer, open_trainer
+from verl_core.trainer.ray_session import run_root
 
 LEGACY = "trainer.use_v1=false"  # two processes less to start
 

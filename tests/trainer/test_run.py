@@ -17,8 +17,8 @@ from verl_core.record.accounting import accounting
 from verl_core.record.rundir import RunDir
 from verl_core.trainer.assets import with_assets
 from verl_core.trainer.finish import Summary, finish
-from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer, run_root
-from verl_core.trainer.ray_session import namespace_of
+from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer
+from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trainer.run import train
 
 LEGACY = "trainer.use_v1=false"  # where the store plays no part: two processes less to start

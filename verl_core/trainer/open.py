@@ -21,7 +21,7 @@ from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
 from verl_core.trainer.past import agree_with_past, record_opening, start_of
 from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
-from verl_core.trainer.ray_session import start_ray
+from verl_core.trainer.ray_session import run_root, start_ray
 from verl_core.trainer.registry import get_trainer_cls
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.step_files import StepFiles
@@ -81,11 +81,6 @@ def leave_trainer(config: RunConfig) -> None:
         held.own.close()
 
 
-def run_root(config: RunConfig) -> str:
-    """Path or URL of the run directory."""
-    return f"{config.trainer.default_local_dir.rstrip('/')}/{config.trainer.experiment_name}"
-
-
 def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tuple[PPOTrainer, RunActors]:
     trainer_cls = get_trainer_cls(config.trainer.v1.trainer_mode)
     run = RunDir(run_root(config))
@@ -106,6 +101,8 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     start_ray(config)
     actors = launch_actors(config, total, sources, weights_folder(config))
     own.callback(actors.leave)
+    guard = own.enter_context(contextlib.ExitStack())
+    guard.callback(actors.shutdown)  # until the run is open
     limits, dispatch = config.trainer.v1.buffer, actors.agents.dispatch
     asked = validation or stream
     session = Session(
@@ -130,4 +127,6 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         on_policy=trainer_cls.on_policy,
     )
     record_opening(run, config, start)
-    return trainer_cls(session), actors
+    trainer = trainer_cls(session)
+    guard.pop_all()
+    return trainer, actors

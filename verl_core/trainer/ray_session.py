@@ -17,13 +17,17 @@ os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
+def run_root(config: RunConfig) -> str:
+    """Path or URL of the run directory."""
+    return f"{config.trainer.default_local_dir.rstrip('/')}/{config.trainer.experiment_name}"
+
+
 def namespace_of(config: RunConfig) -> str:
     """Where the run's named actors live: its name, and a digest of its directory, since two runs of one name in two
     directories are two runs. They never see each other's actors."""
-    trainer = config.trainer
-    root = f"{trainer.default_local_dir.rstrip('/')}/{trainer.experiment_name}"
+    root = run_root(config)
     place = root if "://" in root else os.path.abspath(root)
-    return f"verl-{trainer.experiment_name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return f"verl-{config.trainer.experiment_name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def start_ray(config: RunConfig, address: str | None = None) -> None:
