@@ -8,6 +8,8 @@ from pathlib import Path
 
 from benchmarks import runs
 from benchmarks.goals import OUT, Goal, report
+from verl_core.record.rundir import RunDir
+from verl_core.record.step_record import has_step_record, read_metrics
 
 ROOT = OUT / "equivalence"
 CONFIG = "configs/scripted.yaml"
@@ -35,6 +37,7 @@ def main() -> None:
         "equivalence.json",
         [
             Goal("distinct_hashes", len(set(same.values())), "==", 1),
+            Goal("smallest_grad_norm", smallest_grad_norm(ROOT / "sync"), ">=", 1e-3),  # else equality proves nothing
             Goal("two_ranks_largest_difference", difference, "<=", TWO_RANKS_LIMIT),
         ],
         {"hashes": hashes, "config": CONFIG},
@@ -52,6 +55,12 @@ def largest_difference(one: Path, other: Path) -> float:
 
     first, second = (load_file(last_checkpoint(root) / "model.safetensors") for root in (one, other))
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def smallest_grad_norm(root: Path) -> float:
+    """Over the steps of a run: how much each of them had to say."""
+    run = RunDir(root)
+    return min(read_metrics(run, step)["actor/grad_norm"] for step in run.steps() if has_step_record(run, step))
 
 
 def last_checkpoint(root: Path) -> Path:
