@@ -24,6 +24,7 @@ from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+import ray  # noqa: E402, F401  the real one, before flytekit leaves its unloaded stand-in (see tasks/__init__.py)
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
