@@ -24,7 +24,7 @@ from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
-import ray  # noqa: E402, F401  the real one, before flytekit leaves its unloaded stand-in (see tasks/__init__.py)
+import ray  # noqa: E402  the real one, before flytekit leaves its unloaded stand-in (see tasks/__init__.py)
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +45,6 @@ def repo_root() -> Path:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One Ray for the whole session, in namespace `verl-test`; actors should ask for `num_cpus=0`."""
-    import ray
 
     # Workers import verl_core from the checkout, whatever directory pytest was started in.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

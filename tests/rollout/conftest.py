@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +96,13 @@ def policy_folder(write_policy: Callable[[bool], Path]) -> Path:
 def make_policy() -> Callable[..., Any]:
     """`make_policy(tied, seed)` gives a torch model; seed 0 equals the one `write_policy(tied)` saved."""
     return tiny_policy
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_threads_stay_settable() -> Iterator[None]:
+    """vLLM on a CPU replaces torch.set_num_threads with a function that does nothing, for the whole process."""
+    import torch
+
+    real = torch.set_num_threads
+    yield
+    torch.set_num_threads = real
