@@ -2,6 +2,6 @@
 
 import ray
 
-# flytekit's Ray plugin leaves an unloaded stand-in for `ray` in sys.modules. If the first thing asked of it were a submodule,
-# Python would load `ray.exceptions` twice, and `except RayError` would catch none of the errors that Ray raises.
+# flytekit's Ray plugin leaves an unloaded stand-in for `ray` in sys.modules. If the first thing asked of it were a
+# submodule, Python would load `ray.exceptions` twice, and `except RayError` would catch none of the errors Ray raises.
 RAY_VERSION = ray.__version__
