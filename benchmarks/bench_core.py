@@ -44,6 +44,7 @@ def quickstart_overhead() -> dict[str, float]:
         f"trainer.total_training_steps={STEPS}",
         "trainer.test_freq=-1",
         "trainer.val_before_train=false",
+        "data.prepare.val_size=0",
     ]
     log = ROOT / "quickstart.log"
     runs.finish(runs.start(runs.by_flyte("configs/quickstart.yaml", settings), log), log)
