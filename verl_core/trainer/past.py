@@ -7,7 +7,6 @@ another configuration, from another start, or on other data.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,9 +15,8 @@ import yaml
 
 from verl_core.config import RunConfig, from_dict, resume_difference, to_yaml
 from verl_core.errors import CheckpointError, ConfigError, DataError
-from verl_core.record.checkpoints import Checkpoint, CheckpointStore
+from verl_core.record.checkpoints import Checkpoint, CheckpointStore, content_digest
 from verl_core.record.journal import PATH as JOURNAL
-from verl_core.record.manifest import NAME as MANIFEST
 from verl_core.record.rundir import CONFIG, RunDir
 
 START = "start.json"
@@ -94,7 +92,7 @@ def start_of(
     asked = config.trainer.resume_from_path if config.trainer.resume_mode == "resume_path" else ""
     path = asked or (known.checkpoint if known is not None else "")
     checkpoint = _opened(run, path) if path else None
-    digest = hashlib.sha256((checkpoint.folder / MANIFEST).read_bytes()).hexdigest() if checkpoint else ""
+    digest = content_digest(path) if checkpoint else ""
     start = Start(checkpoint.step if checkpoint else 0, path, digest, data, owner or "")
     if known is None:
         return start, checkpoint

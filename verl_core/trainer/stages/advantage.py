@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl_core.algorithms.advantages import ADVANTAGES, AdvantageInputs
-from verl_core.algorithms.kl import KL_ESTIMATORS
+from verl_core.algorithms.kl import kl_penalty
 from verl_core.algorithms.kl_control import KLController
 from verl_core.algorithms.reward_kl import mean_kl, outcome_rewards, penalised_rewards
 from verl_core.batch import TrainBatch
@@ -54,7 +54,7 @@ def penalised(
     """Token rewards with the KL to the reference paid at every token; moves `control`, whose new value the metrics
     carry to the next step."""
     mask = batch.padded_mask()
-    kl = KL_ESTIMATORS.get(algorithm.kl_penalty)(batch.padded("old_log_probs") - batch.padded("ref_log_probs"))
+    kl = kl_penalty(algorithm.kl_penalty, batch.padded("old_log_probs"), batch.padded("ref_log_probs"), mask)
     rewards = penalised_rewards(outcome_rewards(torch.from_numpy(batch.scores), mask), kl, mask, control.value)
     current = mean_kl(kl, mask)
     metrics = {"actor/reward_kl_penalty": current, KL_COEF: control.value}
