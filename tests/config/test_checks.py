@@ -53,7 +53,6 @@ CONTRADICTIONS = [
         ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=full"],
         "algorithm.kl_penalty: 'full' is known in verl, not supported yet",
     ),
-    (["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode: 'separate_async' is known in verl"),
     (["trainer.v1.trainer_mode=snyc"], "trainer.v1.trainer_mode: unknown name 'snyc'; did you mean sync?"),
     (["trainer.logger=[wandb]"], "trainer.logger: 'wandb' is known in verl, not supported yet"),
     (["trainer.logger=[console,console]"], "trainer.logger: a logger is named twice"),

@@ -48,6 +48,7 @@ _SEED = Range(0, _MAX_SEED)
 _BETA = Range(0, 1, high_open=True)
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_SWITCH = "trainer.v1.separate_async.hybrid_rollout"
 
 RANGES: dict[str, Range] = {
     "data.prepare.train_size": _NATURAL,
@@ -81,6 +82,8 @@ RANGES: dict[str, Range] = {
     f"{_ACTOR}.optim.min_lr_ratio": _SHARE,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _COUNT,
     f"{_ROLLOUT}.num_servers": _COUNT,
+    f"{_ROLLOUT}.nnodes": _NATURAL,
+    f"{_ROLLOUT}.n_gpus_per_node": _COUNT,
     f"{_ROLLOUT}.n": _COUNT,
     f"{_ROLLOUT}.temperature": _POSITIVE,
     f"{_ROLLOUT}.top_p": Range(0, 1, low_open=True),
@@ -92,6 +95,7 @@ RANGES: dict[str, Range] = {
     f"{_ROLLOUT}.kv_cache_bytes": _COUNT,
     f"{_ROLLOUT}.seed": _SEED,
     f"{_ROLLOUT}.request_timeout_s": _POSITIVE,
+    f"{_ROLLOUT}.pause_timeout_s": _POSITIVE,
     f"{_ROLLOUT}.scripted_delay_s": _NATURAL,
     f"{_ROLLOUT}.update_weights_bucket_megabytes": _COUNT,
     f"{_ROLLOUT}.val_kwargs.n": _COUNT,
@@ -111,6 +115,17 @@ RANGES: dict[str, Range] = {
     "trainer.v1.buffer.poll_s": _POSITIVE,
     "trainer.v1.buffer.call_timeout_s": _POSITIVE,
     "trainer.v1.buffer.num_storage_units": _COUNT,
+    "trainer.v1.buffer.max_groups": _COUNT,
+    "trainer.v1.buffer.max_megabytes": _COUNT,
+    "trainer.v1.sampler.max_off_policy_threshold": _NATURAL,
+    "trainer.v1.colocate_async.num_warmup_batches": _NATURAL,
+    "trainer.v1.separate_async.num_warmup_batches": _NATURAL,
+    "trainer.v1.separate_async.parameter_sync_step": _COUNT,
+    f"{_SWITCH}.switch_threshold_ratio": Range(0, 1, low_open=True),
+    f"{_SWITCH}.switch_threshold_step_up": _SHARE,
+    f"{_SWITCH}.switch_threshold_step_down": _SHARE,
+    f"{_SWITCH}.switch_threshold_release_steps": _COUNT,
+    f"{_SWITCH}.switch_cost_window_size": _COUNT,
     "trainer.nnodes": _COUNT,
     "trainer.n_gpus_per_node": _COUNT,
     "trainer.total_epochs": _COUNT,

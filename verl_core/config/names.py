@@ -17,7 +17,8 @@ LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-tok
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_TYPES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 
-TRAINER_MODES = ("sync",)
+TRAINER_MODES = ("sync", "colocate_async", "separate_async")
+ASYNC_MODES = ("colocate_async", "separate_async")
 
 AGENT_LOOPS = ("single_turn_agent",)
 
@@ -56,6 +57,6 @@ VERL_POLICY_LOSSES = frozenset(
         "sapo",
     }
 )
-VERL_TRAINER_MODES = frozenset({"colocate_async", "separate_async"})
+VERL_TRAINER_MODES: frozenset[str] = frozenset()
 VERL_LOGGERS = frozenset({"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file"})
 VERL_AGENT_LOOPS = frozenset({"tool_agent"})

@@ -143,6 +143,8 @@ def _convert_list(hint: Any, value: list[Any]) -> list[Any]:
 
 def _convert_choice(hint: Any, value: Any) -> Any:
     choices = get_args(hint)
+    if value is False and "off" in choices:  # YAML reads a bare `off` as false
+        return "off"
     if isinstance(value, str) and value in choices:
         return value
     raise _Mismatch(expected_of(hint))

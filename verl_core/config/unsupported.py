@@ -23,9 +23,9 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("trainer.log_val_generations", "known in verl; the report shows samples of every validation; delete it"),
     ("trainer.rollout_data_dir", "known in verl; steps/<step>/trajectories.parquet of the run holds them; delete it"),
     ("trainer.validation_data_dir", "known in verl; the run directory holds them; delete it"),
-    ("trainer.v1.colocate_async", f"{_LATER}; use trainer.v1.trainer_mode=sync"),
-    ("trainer.v1.separate_async", f"{_LATER}; use trainer.v1.trainer_mode=sync"),
-    ("trainer.v1.sampler", f"{_LATER}: the sync mode has no stale samples; see trainer.v1.buffer.* for time-outs"),
+    ("trainer.v1.sampler.sync_refill_failed_groups", f"{_LATER}; a failed group is asked again, see trainer.v1.buffer"),
+    ("trainer.v1.sampler.custom_sampler", f"{_LATER}; delete it"),
+    ("trainer.v1.sampler.sampler_kwargs", f"{_LATER}; delete it"),
     # algorithm
     ("algorithm.gamma", f"{_LATER}: grpo does not discount; delete it"),
     ("algorithm.lam", f"{_LATER}: grpo has no lambda; delete it"),
@@ -69,8 +69,6 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref.hybrid_engine", f"{_LATER}: trainer and servers share their devices; delete it"),
     # rollout
     (f"{_ROLLOUT}.mode", "known in verl, always asynchronous here; delete it"),
-    (f"{_ROLLOUT}.nnodes", f"{_LATER}: servers share the trainer's devices; see {_ROLLOUT}.num_servers"),
-    (f"{_ROLLOUT}.n_gpus_per_node", f"{_LATER}: servers share the trainer's devices; see {_ROLLOUT}.num_servers"),
     (f"{_ROLLOUT}.calculate_log_probs", "known in verl, always on here; delete it"),
     (f"{_ROLLOUT}.free_cache_engine", "known in verl, always on in the sync mode; delete it"),
     (f"{_ROLLOUT}.full_determinism", f"{_LATER}; with {_ROLLOUT}.seed and float32 requests repeat exactly on a CPU"),

@@ -5,6 +5,12 @@ A key exists here only if something reads it. Names are verl's where the thing i
 
 from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, RefConfig
 from verl_core.config.schema.algorithm import AlgorithmConfig, KLControlConfig
+from verl_core.config.schema.async_modes import (
+    ColocateAsyncConfig,
+    HybridRolloutConfig,
+    SamplerConfig,
+    SeparateAsyncConfig,
+)
 from verl_core.config.schema.cluster import GroupConfig, RayConfig
 from verl_core.config.schema.data import DataConfig, PrepareConfig
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
@@ -19,9 +25,11 @@ __all__ = [
     "AgentConfig",
     "AlgorithmConfig",
     "BufferConfig",
+    "ColocateAsyncConfig",
     "CustomRewardConfig",
     "DataConfig",
     "GroupConfig",
+    "HybridRolloutConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
@@ -31,6 +39,8 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplerConfig",
+    "SeparateAsyncConfig",
     "TrainerConfig",
     "V1Config",
     "ValConfig",

@@ -34,12 +34,14 @@ class RolloutConfig:
     engine_process: vllm only. `inproc` = engine in the server actor's process (CPU), `async` = vLLM's AsyncLLM,
         `auto` = inproc on a CPU, async on GPUs.
     num_servers: inference servers; null = one per tensor_model_parallel_size devices.
+    nnodes x n_gpus_per_node: devices of the servers alone, separate_async only; n_gpus_per_node null = the trainer's.
     n: sessions per prompt while training.
     top_p, top_k: 1.0 and -1 unless you accept that rollout and trainer log-probs then differ.
     max_model_len: tokens; null = data.max_prompt_length + data.max_response_length.
     kv_cache_bytes: CPU only; null = 256 MiB.
     seed: every request's seed is a hash of (seed, uid, session, tokens done).
-    request_timeout_s: budget of one generation, retries included.
+    request_timeout_s: budget of one generation, retries included; time at a closed gate does not count.
+    pause_timeout_s: longest time that a request may wait while generation is paused; async modes.
     scripted_delay_s: scripted only; seconds slept per generated token.
     update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on
         GPUs.
@@ -49,6 +51,8 @@ class RolloutConfig:
     name: Literal["vllm", "scripted"] = "vllm"
     engine_process: Literal["auto", "inproc", "async"] = "auto"
     num_servers: int | None = None
+    nnodes: int = 0
+    n_gpus_per_node: int | None = None
     n: int = 8
     temperature: float = 1.0
     top_p: float = 1.0
@@ -62,6 +66,7 @@ class RolloutConfig:
     enable_prefix_caching: bool = True
     seed: int = 42
     request_timeout_s: float = 600.0
+    pause_timeout_s: float = 3600.0
     scripted_delay_s: float = 0.0
     update_weights_backend: Literal["auto", "shm", "ipc", "nccl"] = "auto"
     update_weights_bucket_megabytes: int = 512

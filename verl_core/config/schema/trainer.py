@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from verl_core.config.schema.async_modes import ColocateAsyncConfig, SamplerConfig, SeparateAsyncConfig
+
 
 @dataclass
 class BufferConfig:
@@ -17,6 +19,8 @@ class BufferConfig:
         poll_s: slow safety net behind the doorbell.
         call_timeout_s: deadline of one TransferQueue call.
         num_storage_units: TransferQueue storage processes.
+        max_groups: groups under way or waiting to be trained on; null = what the staleness bound allows.
+        max_megabytes: of the groups that wait to be trained on; null = no limit. Above it nothing new is served.
     """
 
     lease_s: float = 900.0
@@ -25,16 +29,30 @@ class BufferConfig:
     poll_s: float = 1.0
     call_timeout_s: float = 30.0
     num_storage_units: int = 1
+    max_groups: int | None = None
+    max_megabytes: int | None = None
 
 
 @dataclass
 class V1Config:
     """Attributes:
-    trainer_mode: name in the registry of trainers.
+    trainer_mode: sync, colocate_async or separate_async.
     """
 
     trainer_mode: str = "sync"
     buffer: BufferConfig = field(default_factory=BufferConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    colocate_async: ColocateAsyncConfig = field(default_factory=ColocateAsyncConfig)
+    separate_async: SeparateAsyncConfig = field(default_factory=SeparateAsyncConfig)
+
+    @property
+    def warmup_batches(self) -> float:
+        """Batches served ahead of the first step, in the chosen mode."""
+        ahead = {
+            "colocate_async": self.colocate_async.num_warmup_batches,
+            "separate_async": self.separate_async.num_warmup_batches,
+        }
+        return ahead.get(self.trainer_mode, 0.0)
 
 
 @dataclass
