@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,9 @@ from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.errors import RewardError
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import RewardProcess
+from verl_core.reward.progress import Progress
+from verl_core.reward.wire import packed_reward, packed_samples, unpacked_rewards
+from verl_core.trajectory import Reward
 
 USER = str(Path(__file__).with_name("user_rewards.py"))
 LIMIT_S = 1.0
@@ -150,3 +155,29 @@ def test_a_trivial_function_is_cheap() -> None:
     process.stop()
     assert sum(reward.score for reward in rewards) == len([i for i in range(256) if i % 19 == 7])
     assert min(took) < 0.03
+
+
+def test_rewards_travel_together_and_the_culprit_is_still_known(process: RewardProcess) -> None:
+    """A crash right after samples whose rewards were not sent yet costs none of them."""
+    orders = [*"abc", "crash", *"def", "hang", "g"]
+    rewards = process.score(samples(*orders))
+    assert [reward.key for reward in rewards] == [f"k{i}" for i in range(len(orders))]
+    assert [reward.status for reward in rewards] == ["ok"] * 3 + ["raised"] + ["ok"] * 3 + ["timeout", "ok"]
+
+
+def test_progress_is_seen_by_another_process_after_a_kill() -> None:
+    code = (
+        "import sys; from verl_core.reward.progress import Progress; Progress(int(sys.argv[1])).write(41); import os; "
+    )
+    progress = Progress()
+    killed = [sys.executable, "-c", code + "os.kill(os.getpid(), 9)", str(progress.descriptor)]
+    ended = subprocess.run(killed, pass_fds=[progress.descriptor], timeout=60, check=False)
+    assert (ended.returncode, progress.read()) == (-9, 41)
+    progress.close()
+
+
+def test_wire_gives_back_what_was_packed() -> None:
+    rewards = [Reward("k0", 0.5, {"part": 1}, "ok", ""), Reward("k1", 0.0, {}, "timeout", "slow")]
+    assert unpacked_rewards([packed_reward(reward) for reward in rewards]) == rewards
+    asked = samples("a", "b")
+    assert [Sample(*packed) for packed in packed_samples(asked)] == asked

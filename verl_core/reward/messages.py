@@ -1,12 +1,16 @@
 """What the owner of a reward process and the process say to each other, pickled over a socket.
 
-Owner: RewardConfig once, then any number of `Load` and list[Sample]. Process: `Loaded` or RewardError; after a
-`Loaded` for a list of samples, one Reward per sample in order.
+Owner: RewardConfig once, then any number of `Load` and lists of packed samples. Process: `Loaded` or RewardError; after
+a `Loaded` for a list of samples, lists of packed rewards, which together are one per sample in order. The number of the
+sample it is at stands in shared memory (`Progress`), so that rewards may travel together and still it is known which
+sample hung.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+FLUSH_S = 0.005  # a Reward waits this long at most for others, plus the time of the sample that is being scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """A killable reward process, seen from its owner. Invariant: a sample that hangs or kills the process costs that
 sample only.
 
-The owner reads one Reward after the other and gives each sample `timeout_s` from the moment the one before it came
-back. When that runs out, or the process dies, it is exactly known which sample did it: the process is replaced and
-the rest is sent again. Signals inside the process would not do: code in C, a bare `except` or another timer defeats
-them.
+Rewards come back a few at a time, every `FLUSH_S`, and the owner gives each sample `timeout_s`. When that runs out, or
+the process dies, shared memory says which sample did it: the process is replaced and the rest is sent again, with the
+few that were scored and not yet sent. Signals inside the process would not do: code in C, a bare `except` or another
+timer defeats them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from verl_core.deadline import Deadline
 from verl_core.errors import RewardError
 from verl_core.reward.channel import Channel, Closed, Silence
 from verl_core.reward.interface import Sample
-from verl_core.reward.messages import Load
+from verl_core.reward.messages import FLUSH_S, Load
+from verl_core.reward.progress import Progress
 from verl_core.reward.scoring import quarantined
-from verl_core.trajectory import Reward
+from verl_core.reward.wire import Packed, packed_reward, packed_samples, unpacked_rewards
+from verl_core.trajectory import Reward, RewardStatus
 
 START_BUDGET_S = 120.0  # interpreter and imports of the functions; not part of any sample's time
 _BURIAL_S = 30.0
@@ -41,6 +43,7 @@ class RewardProcess:
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
         self._running: tuple[Channel, subprocess.Popen[bytes]] | None = None
+        self._progress = Progress()
 
     @property
     def pid(self) -> int:
@@ -58,10 +61,21 @@ class RewardProcess:
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One Reward per sample, in order. Raises as `load`."""
-        done: list[Reward] = []
-        while len(done) < len(samples):
-            done += self._run(samples[len(done) :])
-        return done
+        return unpacked_rewards(self.score_packed(packed_samples(samples)))
+
+    def score_packed(self, samples: Sequence[Packed]) -> list[Packed]:
+        """Same, for a caller that only passes them on."""
+        done: list[Packed | None] = [None] * len(samples)
+        open_ = list(range(len(samples)))
+        while open_:
+            scored, culprit = self._run([samples[number] for number in open_])
+            for number, reward in zip(open_, scored, strict=False):
+                done[number] = reward
+            if culprit is not None:
+                position, reward = culprit
+                done[open_[position]] = reward
+            open_ = [number for number in open_ if done[number] is None]
+        return [reward for reward in done if reward is not None]
 
     def stop(self) -> str:
         """Kill the process if there is one; tells how it ended."""
@@ -78,29 +92,38 @@ class RewardProcess:
             return "the reward process stopped answering and was killed"
         return f"the reward process died of {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
 
-    def _run(self, samples: Sequence[Sample]) -> list[Reward]:
-        """Rewards up to and including the first sample that hangs or kills the process; all of them if none does."""
+    def _run(self, samples: Sequence[Packed]) -> tuple[list[Packed], tuple[int, Packed] | None]:
+        """Rewards of the first samples, all of them if none hangs or kills the process; else also the one that did, by
+        its position."""
         channel = self._begin(list(samples))
-        channel.limit(self._config.timeout_s)
-        done: list[Reward] = []
-        for sample in samples:
+        channel.limit(self._config.timeout_s + FLUSH_S)
+        done: list[Packed] = []
+        while len(done) < len(samples):
             try:
-                done.append(channel.receive())
+                done += channel.receive()
             except Silence:
                 self._kill()
                 reason = f"no score within {self._config.timeout_s:g} s (reward.timeout_s); its process was killed"
-                return [*done, quarantined(sample.key, "timeout", reason)]
+                return done, self._blamed(samples, len(done), "timeout", reason)
             except Closed:
-                return [*done, quarantined(sample.key, "raised", self.stop())]
-        return done
+                return done, self._blamed(samples, len(done), "raised", self.stop())
+        return done, None
 
-    def _begin(self, message: Load | list[Sample]) -> Channel:
+    def _blamed(
+        self, samples: Sequence[Packed], received: int, status: RewardStatus, reason: str
+    ) -> tuple[int, Packed]:
+        """The sample the process was at when it ended."""
+        position = min(max(self._progress.read(), received), len(samples) - 1)
+        return position, packed_reward(quarantined(samples[position][0], status, reason))
+
+    def _begin(self, message: Load | list[Packed]) -> Channel:
         """Send `message` and wait until the functions it needs are imported."""
         deadline = Deadline("a reward process to import its functions", START_BUDGET_S, lambda: f"process {self.pid}")
         for _ in range(_ATTEMPTS):
             channel = self._channel()
             channel.limit(START_BUDGET_S)
             try:
+                self._progress.write(0)
                 channel.send(message)
                 answer = channel.receive()
             except Silence:
@@ -121,7 +144,7 @@ class RewardProcess:
         if self._running is not None and self._running[1].poll() is not None:
             self.stop()
         if self._running is None:
-            self._running = _start(self._config)
+            self._running = _start(self._config, self._progress)
         return self._running[0]
 
     def _kill(self) -> None:
@@ -130,11 +153,12 @@ class RewardProcess:
         self.stop()
 
 
-def _start(config: RewardConfig) -> tuple[Channel, subprocess.Popen[bytes]]:
+def _start(config: RewardConfig, progress: Progress) -> tuple[Channel, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "verl_core.reward.child", str(theirs.fileno())]
+    passed = [theirs.fileno(), progress.descriptor]
+    command = [sys.executable, "-m", "verl_core.reward.child", *map(str, passed)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
-    child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+    child = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environment)
     theirs.close()
     channel = Channel(ours)
     channel.limit(START_BUDGET_S)

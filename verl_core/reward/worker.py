@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 
 from verl_core.config.schema.reward import RewardConfig
-from verl_core.reward.interface import Sample
 from verl_core.reward.process import RewardProcess
-from verl_core.trajectory import Reward
+from verl_core.reward.wire import Packed
 
 
 class RewardWorker:
@@ -26,9 +25,9 @@ class RewardWorker:
         """Import the functions of these data sources, so that the first step does not wait for it."""
         self._process.load(sources)
 
-    def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One Reward per sample, in order; see RewardProcess."""
-        return self._process.score(samples)
+    def score(self, samples: Sequence[Packed]) -> list[Packed]:
+        """One reward per sample, in order, both packed; see RewardProcess."""
+        return self._process.score_packed(samples)
 
     def pids(self) -> tuple[int, int]:
         """Process ids of the actor and of its reward process (0 when there is none)."""

@@ -19,6 +19,7 @@ from verl_core.errors import RewardError
 from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import START_BUDGET_S
+from verl_core.reward.wire import Packed, packed_samples, unpacked_rewards
 from verl_core.reward.worker import RewardWorker
 from verl_core.trajectory import Reward
 
@@ -69,7 +70,7 @@ class RewardWorkers:
             DeadlineExceeded: longer than if every sample of a worker's share hung.
         """
         chunks = self._chunks(samples)
-        done: list[list[Reward]] = [[] for _ in chunks]
+        done: list[list[Packed]] = [[] for _ in chunks]
         waiting = list(enumerate(chunks))[::-1]
         running: dict[Any, tuple[int, Any]] = {}
         idle = list(self._actors)
@@ -78,14 +79,14 @@ class RewardWorkers:
             while waiting and idle:
                 index, chunk = waiting.pop()
                 actor = idle.pop()
-                running[actor.score.remote(chunk)] = (index, actor)
+                running[actor.score.remote(packed_samples(chunk))] = (index, actor)
             ready, _ = ray.wait(list(running), timeout=max(deadline.left, 0.001))
             if not ready:
                 raise deadline.expired()
             index, actor = running.pop(ready[0])
             done[index] = _get_one(ready[0], "a chunk of rewards", deadline.left + _CALL_BUDGET_S)
             idle.append(actor)
-        rewards = [reward for chunk in done for reward in chunk]
+        rewards = unpacked_rewards(reward for chunk in done for reward in chunk)
         check_budget(rewards, self._config.error_budget)
         return rewards
 
@@ -103,12 +104,13 @@ class RewardWorkers:
         self._actors.clear()
 
     def _chunks(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Contiguous parts of even size: one per worker, or more when the parts would be large."""
+        """Contiguous parts of even size: one per worker, or more when several workers could even them out."""
         if not samples:
             return []
         if not self._actors:
             raise RewardError("these reward workers were shut down; build new ones with attach_or_launch")
-        rounds = math.ceil(len(samples) / (_GOOD_CHUNK * len(self._actors)))
+        alone = len(self._actors) == 1
+        rounds = 1 if alone else math.ceil(len(samples) / (_GOOD_CHUNK * len(self._actors)))
         size = math.ceil(len(samples) / (rounds * len(self._actors)))
         return [list(samples[start : start + size]) for start in range(0, len(samples), size)]
 
