@@ -31,7 +31,10 @@ class FakeServer:
         self.generate = SimpleNamespace(remote=self._remote)
         self._behave = behave
 
-    def _remote(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Awaitable[Generation]:
+    def _remote(
+        self, request_id: str, ids: Sequence[int], params: SamplingParams, attempt: None
+    ) -> Awaitable[Generation]:
+        assert attempt is None  # this client promises the server nothing
         self.seen.append((request_id, ids, params))
         return self._behave(len(self.seen))
 
@@ -137,7 +140,9 @@ class RealServer:
     def __init__(self) -> None:
         self.cancelled = 0
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, attempt: None
+    ) -> Generation:
         if request_id.startswith("die"):
             await asyncio.sleep(0.1)
             os._exit(1)

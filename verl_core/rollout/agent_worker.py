@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from verl_core.config.schema import RunConfig
 from verl_core.rollout.agent_core import AgentCore, GroupSink, WorkerHealth
 from verl_core.rollout.agent_loop import agent_loop_for
-from verl_core.rollout.client import PoolClient, ServerHandle
+from verl_core.rollout.client import ServerHandle
+from verl_core.rollout.clients import llm_client
 from verl_core.rollout.committer import StoreCommitter
 from verl_core.rollout.group_run import GroupRunner
 from verl_core.rollout.outbox import Outbox
@@ -49,8 +50,8 @@ class AgentWorker:
         self._identity, self._life = identity, uuid.uuid4().hex
         self._pool: ServerPool[ServerHandle] = ServerPool({}, request_seed(rollout.seed, name, 0))
         agent = agent_loop_for(rollout.agent.default_agent_loop)(config)
-        client = PoolClient(self._pool, rollout.request_timeout_s)
-        self._core = AgentCore(GroupRunner(config, agent, client, name), sink, trouble)
+        runner = GroupRunner(config, agent, llm_client(config, self._pool), name)
+        self._core = AgentCore(runner, sink, trouble)
 
     async def start_groups(self, prompts: Sequence[Prompt], dispatch: str, servers: Mapping[str, ServerHandle]) -> str:
         """Start the groups and return at once, with the id of this process' life: groups die with it. Repeating a

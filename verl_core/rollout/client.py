@@ -1,5 +1,6 @@
 """PoolClient: sends a generation to some server of the pool. Invariant: a request is bounded, is sent elsewhere when
-its server cannot take it, and is never resumed or changed here: an aborted generation is returned as it is."""
+its server cannot take it, and is never resumed or changed here: an aborted generation is returned as it is
+(`resumable.py` goes on with it)."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead
-from verl_core.rollout.interface import Generation, SamplingParams
+from verl_core.rollout.interface import Attempt, Generation, SamplingParams
 from verl_core.rollout.pool import Seat, ServerPool
 
 
 class RemoteGenerate(Protocol):
     """`generate` of a server's actor handle."""
 
-    def remote(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Awaitable[Generation]:
+    def remote(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, attempt: Attempt | None = None
+    ) -> Awaitable[Generation]:
         """Send the request."""
 
 
@@ -52,26 +55,37 @@ class PoolClient:
         deadline = Deadline(f"generation {request_id}", self._timeout_s, self._pool.state)
         while True:
             seat = await self._pool.acquire(request_id, deadline)
-            served = False
-            try:
-                generation = await self._ask(seat, request_id, prompt_ids, params, deadline)
-                served = True
+            generation = await self.ask(seat, request_id, prompt_ids, params, deadline)
+            if generation is not None:
                 return generation
-            except (EngineDead, RayActorError) as error:
-                self._pool.mark_dead(seat, _first_line(error))
-            finally:
-                self._pool.release(seat, served)
             deadline.check()
 
-    async def _ask(
+    async def ask(
         self,
         seat: Seat[ServerHandle],
         request_id: str,
         prompt_ids: Sequence[int],
         params: SamplingParams,
         wait: Deadline,
-    ) -> Generation:
-        reference = seat.handle.generate.remote(request_id, prompt_ids, params)
+        attempt: Attempt | None = None,
+    ) -> Generation | None:
+        """One try at the server of `seat`, which is given back. None when that server died or takes no requests now: it
+        then rests, so that the pool offers another one.
+
+        Raises:
+            DeadlineExceeded: no answer in time.
+            RolloutError: the request can never succeed.
+        """
+        generation = None
+        try:
+            generation = await self._answer(seat.handle.generate.remote(request_id, prompt_ids, params, attempt), wait)
+        except (EngineDead, RayActorError) as error:
+            self._pool.mark_dead(seat, _first_line(error))
+        finally:
+            self._pool.release(seat, served=generation is not None)
+        return generation
+
+    async def _answer(self, reference: Awaitable[Generation], wait: Deadline) -> Generation:
         reply = asyncio.ensure_future(reference)
         try:
             await asyncio.wait([reply], timeout=wait.left)

@@ -1,4 +1,5 @@
-"""What may be believed of an engine's answer. Invariant: tokens, log-probs and weight versions agree in length."""
+"""Engines' answers: what may be believed of one, and how parts make a whole. Invariant: tokens, log-probs and weight
+versions agree in length."""
 
 from __future__ import annotations
 
@@ -39,4 +40,23 @@ def shortened(generation: Generation, limit: int) -> Generation:
         if left > 0:
             segments.append(Segment(segment.weight_version, min(left, segment.length)))
         left -= segment.length
-    return Generation(generation.token_ids[:limit], generation.log_probs[:limit], "length", tuple(segments))
+    return Generation(
+        generation.token_ids[:limit], generation.log_probs[:limit], "length", tuple(segments), generation.worked_s
+    )
+
+
+def joined(first: Generation, more: Generation) -> Generation:
+    """`more` continues `first`; neighbouring runs of one weight version become one. Log-probs stay as sampled."""
+    segments = list(first.segments)
+    for segment in more.segments:
+        if segments and segments[-1].weight_version == segment.weight_version:
+            segments[-1] = Segment(segment.weight_version, segments[-1].length + segment.length)
+        else:
+            segments.append(segment)
+    return Generation(
+        first.token_ids + more.token_ids,
+        first.log_probs + more.log_probs,
+        more.stop_reason,
+        tuple(segments),
+        first.worked_s + more.worked_s,
+    )

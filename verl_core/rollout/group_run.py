@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import VerlError
+from verl_core.rollout.clients import resumable
 from verl_core.rollout.interface import AgentLoop, LLMClient
 from verl_core.rollout.session_check import checked_session
 from verl_core.trajectory import Prompt, Trajectory
@@ -21,6 +22,7 @@ from verl_core.transfer.group import GroupStatus, GroupTag, Manifest
 from verl_core.transfer.interface import Finished
 
 TIMEOUT_GRACE_S = 1.0  # the client's own time-out is first: it knows more
+RESUMED_GRACE_S = 10.0  # and where requests are resumed, it gives the server's time-outs a grace of its own
 CANCEL_GRACE_S = 5.0  # for clean-up code of a cancelled session
 
 
@@ -92,15 +94,25 @@ class GroupRunner:
         return hung
 
     @property
+    def _limits(self) -> dict[str, float]:
+        """What bounds a session, in seconds by key. One that is paused with its server is not cut off for it."""
+        rollout = self.config.actor_rollout_ref.rollout
+        bounds = {"rollout.request_timeout_s": rollout.request_timeout_s}
+        if resumable(self.config):
+            bounds["rollout.pause_timeout_s"] = rollout.pause_timeout_s
+        return bounds
+
+    @property
     def _limit_s(self) -> float:
-        return self.config.actor_rollout_ref.rollout.request_timeout_s + TIMEOUT_GRACE_S
+        grace = RESUMED_GRACE_S if resumable(self.config) else TIMEOUT_GRACE_S
+        return sum(self._limits.values()) + grace
 
     def _outcome(
         self, prompt: Prompt, session: int, task: asyncio.Task[list[Trajectory]], hung: bool
     ) -> tuple[Trajectory, ...] | str:
         """The session's trajectories, or why there are none."""
         if hung:
-            limit = f"rollout.request_timeout_s={self.config.actor_rollout_ref.rollout.request_timeout_s:g}"
+            limit = " + ".join(f"{key}={seconds:g}" for key, seconds in self._limits.items())
             return f"still running after {limit}, cut off" + ("" if task.done() else "; it ignores being cancelled")
         if task.cancelled():
             return "cancelled"

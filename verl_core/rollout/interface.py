@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from verl_core.trajectory import Prompt, Segment, StopReason, Trajectory
@@ -33,12 +33,29 @@ class Generation:
         log_probs: nats, of each token under the distribution it was sampled from (after temperature).
         stop_reason: stop (end token), length, or abort (cut off; what there is is kept).
         segments: weight version of each run of tokens; lengths sum to len(token_ids).
+        worked_s: seconds that an engine had the request, as the server measured; never part of a comparison.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     stop_reason: StopReason
     segments: tuple[Segment, ...]
+    worked_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a server must know of a request that may be cut off and sent again.
+
+    Attributes:
+        done: tokens at the end of the prompt ids that earlier attempts sampled.
+        work_s: seconds an engine may still work for it.
+        pause_s: seconds it may still wait at a closed gate.
+    """
+
+    done: int
+    work_s: float
+    pause_s: float
 
 
 class RolloutEngine(Protocol):
@@ -66,8 +83,16 @@ class RolloutEngine(Protocol):
     async def wake(self) -> None:
         """Undo `sleep`."""
 
+    async def stage_weights(self, manifest: WeightManifest) -> None:
+        """Receive and check all tensors while requests run; what was staged before is forgotten. Raises WeightError
+        untouched."""
+
+    async def swap_weights(self) -> None:
+        """Apply what is staged, all tensors at once, reset all caches, set `version`. Requests that run go on under
+        the new weights. Raises EngineDead if it breaks half way, WeightError untouched when nothing is staged."""
+
     async def update_weights(self, manifest: WeightManifest) -> None:
-        """Validate, then apply all tensors at once, reset all caches, set `version`. Raises WeightError untouched."""
+        """Both, one after the other."""
 
     async def health(self) -> None:
         """Raise EngineDead if the engine cannot serve."""
@@ -80,7 +105,8 @@ class LLMClient(Protocol):
     """What an agent loop talks to. Owner: the agent worker."""
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One completion from some server of the pool. Retries a dead server elsewhere until `request_timeout_s`."""
+        """One completion from some server of the pool. A server that dies or takes no requests is left for another one.
+        Whether a completion may come back cut off (`abort`) depends on the client; see `clients.llm_client`."""
 
 
 class AgentLoop(Protocol):

@@ -18,7 +18,7 @@ import torch
 
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
-from verl_core.errors import EngineDead, RolloutError
+from verl_core.errors import EngineDead, RolloutError, WeightError
 from verl_core.rollout.interface import Generation, SamplingParams
 from verl_core.rollout.prefix_states import PrefixState
 from verl_core.rollout.scripted_model import ScriptedModel
@@ -70,6 +70,7 @@ class ScriptedEngine:
         self._running: set[_Request] = set()
         self._awake = asyncio.Event()
         self._closed = False
+        self._staged: tuple[int, dict[str, torch.Tensor]] | None = None
 
     async def start(self) -> None:
         """Load the model."""
@@ -109,9 +110,23 @@ class ScriptedEngine:
         """Go on where `sleep` stopped."""
         self._awake.set()
 
+    async def stage_weights(self, manifest: WeightManifest) -> None:
+        """Receive and check on another thread than the one that computes."""
+        self._staged = None
+        tensors = await asyncio.to_thread(self._received, manifest)
+        self._staged = manifest.version, tensors
+
+    async def swap_weights(self) -> None:
+        """Between two tokens. Requests in flight continue under the new weights, from recomputed states."""
+        if self._staged is None:
+            raise WeightError("no weights are staged; publish them again")
+        (version, tensors), self._staged = self._staged, None
+        await self._in_thread(lambda: self._install(version, tensors))
+
     async def update_weights(self, manifest: WeightManifest) -> None:
-        """Receive all tensors, check them, then swap. Requests in flight continue under the new weights."""
-        await self._in_thread(lambda: self._install(manifest))
+        """Both."""
+        await self.stage_weights(manifest)
+        await self.swap_weights()
 
     async def health(self) -> None:
         """Alive unless shut down."""
@@ -194,7 +209,12 @@ class ScriptedEngine:
         request.log_probs.append(log_prob)
         request.versions.append(request.version)
 
-    def _install(self, manifest: WeightManifest) -> None:
+    def _install(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
+        self._model().install(tensors)
+        self.version = version
+
+    # ---- on any thread
+
+    def _received(self, manifest: WeightManifest) -> dict[str, torch.Tensor]:
         received = ShmReceiver().receive(manifest)  # refuses what did not come through shared memory
-        self._model().install({name: tensor.float().clone() for name, tensor in received})
-        self.version = manifest.version
+        return self._model().checked({name: tensor.float().clone() for name, tensor in received})

@@ -60,16 +60,24 @@ class ScriptedModel:
             out = self._model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
         return PrefixState(out.logits[0, -1].float().clone(), out.past_key_values)
 
-    def install(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights, or none.
+    def checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What `install` may be given; touches nothing, so any thread may ask.
 
         Args:
-            tensors: by Hugging Face name; copied.
+            tensors: by Hugging Face name.
 
         Raises:
-            WeightError: the set is not complete, fits another model, or is not finite. Nothing was changed.
+            WeightError: the set is not complete, fits another model, or is not finite.
         """
-        complete, own = self._expected.check(tensors), self._model.state_dict()
+        return self._expected.check(tensors)
+
+    def install(self, complete: Mapping[str, torch.Tensor]) -> None:
+        """Replace all weights.
+
+        Args:
+            complete: what `checked` gave; copied.
+        """
+        own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete.items():
                 own[name].copy_(tensor)

@@ -19,3 +19,12 @@ def request_seed(seed: int, uid: str, session: int, tokens_done: int = 0) -> int
     """
     digest = hashlib.sha256(f"{seed}|{uid}|{session}|{tokens_done}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def attempt_seed(seed: int, tokens_done: int) -> int:
+    """Seed of a request that goes on after `tokens_done` tokens: the request's own for the first attempt, else another
+    63-bit one, so that the noise of the tokens it has is not drawn again."""
+    if tokens_done == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}|resumed|{tokens_done}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

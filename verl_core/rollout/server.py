@@ -1,6 +1,7 @@
 """LLMServer: one inference engine behind a gate. Made a Ray actor by `servers.py`; plain asyncio inside.
 
-Invariant: the server never serves anything older than what was published last when it started, and a server whose
+Invariant: the server never serves anything older than what was published last when it started, weights change as a
+whole while no request is inside (or, where requests are not resumed, between two of their tokens), and a server whose
 engine died answers its pending calls with EngineDead and leaves the process, so that Ray starts a new one in its place.
 """
 
@@ -10,53 +11,32 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead, WeightError
+from verl_core.rollout.clients import resumable
 from verl_core.rollout.engines import build_engine
 from verl_core.rollout.gate import Gate
-from verl_core.rollout.interface import GateMode, Generation, RolloutEngine, SamplingParams
+from verl_core.rollout.interface import Attempt, GateMode, Generation, RolloutEngine, SamplingParams
 from verl_core.rollout.named_actor import was_restarted
+from verl_core.rollout.server_state import DeviceReceiver, ServerState, Stage
+from verl_core.rollout.usage import ServerUsage, UsageMeter
 from verl_core.weights.interface import WeightManifest
 from verl_core.weights.manifest import forget_current, read_current, write_current
-from verl_core.weights.sender import backend_of
+from verl_core.weights.sender import run_backend
 from verl_core.weights.shm import make_folder
 
 logger = logging.getLogger(__name__)
-Stage = Literal["loading the model", "loading published weights", "ready", "failed", "dead"]
 EXIT_CODE = 70
 _WATCH_S, _FAREWELL_S, _REREADS = 2.0, 0.5, 5
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """What a server says of itself; `describe` for error messages."""
-
-    index: int
-    pid: int
-    stage: Stage
-    version: int
-    asleep: bool
-    gate: str
-    error: str = ""
-
-    def describe(self) -> str:
-        """One line."""
-        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if value != "")
-
-
-@runtime_checkable
-class DeviceReceiver(Protocol):
-    """An engine that device transports can talk to."""
-
-    async def transfer(self, method: str, *arguments: Any) -> None:
-        """One step of the trainer's conversation."""
 
 
 class LLMServer:
@@ -96,6 +76,9 @@ class LLMServer:
         self._error: BaseException | None = None
         self._asleep, self._stale = False, False
         self._applied: WeightManifest | None = None
+        self._meter = UsageMeter(uuid.uuid4().hex)
+        self._switch_s = 0.0
+        self._transfer_since: float | None = None
         self._started = asyncio.get_running_loop().create_task(self._start())
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -104,8 +87,12 @@ class LLMServer:
     async def ping(self) -> ServerState:
         """Answers at any time, also while the model loads."""
         error = "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
-        version, pid = self._engine.version, os.getpid()
-        return ServerState(self._index, pid, self._stage, version, self._asleep, self._gate.state(), error)
+        version, pid, gate = self._engine.version, os.getpid(), self._gate.state()
+        return ServerState(self._index, pid, self._stage, version, self._asleep, gate, error, self._switch_s)
+
+    async def usage(self) -> ServerUsage:
+        """What the engine was used for in this life of the process. Answers at any time."""
+        return self._meter.read()
 
     async def identity(self) -> str:
         """Given at construction. Empty when the start failed or the engine died, so that nobody attaches."""
@@ -129,22 +116,34 @@ class LLMServer:
 
     # ---- requests
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, attempt: Attempt | None = None
+    ) -> Generation:
         """One completion; see RolloutEngine.generate.
+
+        Args:
+            attempt: of a client that goes on with what is cut off; it bounds waiting at the gate and work apart.
 
         Raises:
             RolloutError: the request can never succeed.
             EngineDead: it may succeed elsewhere (GateClosed: this server takes none now).
-            DeadlineExceeded: not done in `request_timeout_s`, waiting at the gate included.
+            DeadlineExceeded: with `attempt`, one of its two times is over; without, not done in `request_timeout_s`,
+                waiting at the gate included.
         """
-        deadline = self._deadline(f"generation {request_id}")
+        name = f"generation {request_id}"
+        both = self._deadline(name)
+        parked = both if attempt is None else self._deadline(f"the gate to open for {name}", attempt.pause_s)
         await self._ready()
-        async with self._gate.pass_through(request_id, deadline), self._mortal():
-            work = self._engine.generate(request_id, prompt_ids, params)
-            try:
-                return await asyncio.wait_for(work, max(deadline.left, 0.001))
-            except TimeoutError as error:
-                raise deadline.expired() from error
+        async with self._gate.pass_through(request_id, parked), self._mortal():
+            deadline = both if attempt is None else self._deadline(name, attempt.work_s)
+            began = time.monotonic()
+            with self._meter.request(None if attempt is None else attempt.done) as answer:
+                work = self._engine.generate(request_id, prompt_ids, params)
+                try:
+                    answer.append(await asyncio.wait_for(work, max(deadline.left, 0.001)))
+                except TimeoutError as error:
+                    raise deadline.expired() from error
+            return replace(answer[0], worked_s=time.monotonic() - began)
 
     async def gate(self, mode: GateMode) -> None:
         """Open, park or reject; takes effect for requests that did not pass yet."""
@@ -198,29 +197,29 @@ class LLMServer:
     async def update_weights(self, manifest: WeightManifest) -> int:
         """Serve the published weights; returns the version. The same publication twice is one update.
 
+        They are received and checked while requests run. Then, for as short as it takes, the gate is held, who is
+        inside is cut off (where clients resume), and the weights change. A caller that goes away stops none of it.
+
         Raises:
             WeightError: the weights were refused; the server serves what it served before.
         """
         await self._ready()
-        async with self._control, self._mortal():
-            if manifest.backend != "shm" and self._engine.version == manifest.version and not self._stale:
-                return manifest.version  # device transports have delivered it already, through `transfer`
-            if manifest != self._applied:
-                await self._engine.update_weights(manifest)
-                self._applied = manifest
-                self._refreshed()
-            return self._engine.version
+        return await asyncio.shield(asyncio.get_running_loop().create_task(self._update(manifest)))
 
     async def transfer(self, method: str, *arguments: Any) -> None:
-        """Device transports: one step of the sender's conversation with the engine."""
+        """Device transports: one step of the sender's conversation with the engine. From its opening to its finish the
+        gate is held; a conversation that is never finished ends this server, whose weights may be a mixture."""
         await self._ready()
         if not isinstance(self._engine, DeviceReceiver):
             raise WeightError("this engine takes weights through shared memory only: set update_weights_backend to shm")
         async with self._control, self._mortal():
+            if method == "start_weight_update":
+                await self._open_transfer()
             if method == "finish_weight_update":
                 self._leave_mark(int(arguments[0]))
             await self._engine.transfer(method, *arguments)
             if method == "finish_weight_update":
+                self._close_transfer()
                 self._refreshed()
 
     async def shutdown(self) -> None:
@@ -229,6 +228,37 @@ class LLMServer:
         self._watching.cancel()
         self._started.cancel()
         await self._engine.shutdown()
+
+    # ---- the change of weights
+
+    async def _update(self, manifest: WeightManifest) -> int:
+        async with self._control, self._mortal():
+            if manifest.backend != "shm" and self._engine.version == manifest.version and not self._stale:
+                return manifest.version  # device transports have delivered it already, through `transfer`
+            if manifest != self._applied:
+                await self._engine.stage_weights(manifest)
+                began = time.monotonic()
+                with self._gate.held():
+                    if resumable(self._config):
+                        await self._cut_off()
+                    await self._engine.swap_weights()
+                self._switch_s = time.monotonic() - began
+                self._applied = manifest
+                self._refreshed()
+            return self._engine.version
+
+    async def _open_transfer(self) -> None:
+        if self._transfer_since is None:
+            self._gate.hold()
+        self._transfer_since = time.monotonic()
+        if resumable(self._config):
+            await self._cut_off()
+
+    def _close_transfer(self) -> None:
+        if self._transfer_since is not None:
+            self._switch_s = time.monotonic() - self._transfer_since
+            self._transfer_since = None
+            self._gate.unhold()
 
     # ---- life and death
 
@@ -284,8 +314,7 @@ class LLMServer:
 
     def _leave_mark(self, version: int) -> None:
         """Weights that came between devices are gone with this process: say so to the one that Ray starts next."""
-        setting = self._config.actor_rollout_ref.rollout.update_weights_backend
-        backend = backend_of(setting, self._device)
+        backend = run_backend(self._config, self._device)
         write_current(Path(self._folder), WeightManifest(version, backend, "devices", (), ()))
 
     async def _cut_off(self) -> int:
@@ -322,8 +351,15 @@ class LLMServer:
                 continue
             try:
                 await self._engine.health()
+                self._check_transfer()
             except EngineDead as error:
                 self._die(error)
+
+    def _check_transfer(self) -> None:
+        """Raise EngineDead for a transfer whose sender has gone silent."""
+        limit = self._config.actor_rollout_ref.rollout.request_timeout_s
+        if self._transfer_since is not None and time.monotonic() - self._transfer_since > limit:
+            raise EngineDead(f"a transfer of weights was not finished within {limit:g} s; they may be a mixture")
 
     def _die(self, error: BaseException) -> None:
         if self._stage == "dead":
@@ -333,6 +369,6 @@ class LLMServer:
         logger.error("server %d: %s; leaving so that it is started anew", self._index, error)
         asyncio.get_running_loop().call_later(_FAREWELL_S, self._leave)
 
-    def _deadline(self, name: str) -> Deadline:
-        seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
-        return Deadline(f"{name} on server {self._index}", seconds, self._gate.state)
+    def _deadline(self, name: str, seconds: float | None = None) -> Deadline:
+        longest = self._config.actor_rollout_ref.rollout.request_timeout_s if seconds is None else seconds
+        return Deadline(f"{name} on server {self._index}", max(longest, 0.001), self._gate.state)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead
 from verl_core.rollout import named_actor
+from verl_core.rollout.clients import resumable
 from verl_core.rollout.engines.vllm_args import process_environment
 from verl_core.rollout.interface import GateMode
-from verl_core.rollout.server import LLMServer, ServerState
+from verl_core.rollout.server import LLMServer
+from verl_core.rollout.server_state import ServerState
+from verl_core.rollout.usage import ServerUsage
 from verl_core.weights.interface import WeightManifest
 
 ActorOptions = Callable[[int], dict[str, Any]]
@@ -126,6 +129,22 @@ class Servers:
         states = self.states().items()
         return "; ".join(f"{name}: {s if isinstance(s, str) else s.describe()}" for name, s in states)
 
+    def usage(self) -> dict[str, ServerUsage]:
+        """Account of each server that answers within some seconds. Take the difference of two for an interval:
+        `ServerUsage.since`. Never raises, never takes long."""
+        asked = {name: handle.usage.remote() for name, handle in self.handles.items()}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PING_S)
+        answers = {name: _account(reference) for name, reference in asked.items()}
+        return {name: usage for name, usage in answers.items() if isinstance(usage, ServerUsage)}
+
+    def part(self, names: Iterable[str]) -> Servers:
+        """These servers only, for commands that the others must not get.
+
+        Raises:
+            KeyError: there is no such server.
+        """
+        return Servers(self._config, self._namespace, {name: self.handles[name] for name in names})
+
     def transfer_servers(self) -> Sequence[RayTransferServer]:
         """For weights.device.DeviceGroup, in order of index."""
         return [RayTransferServer(handle, self._timeout_s) for handle in self.handles.values()]
@@ -207,13 +226,15 @@ def _identity(config: RunConfig, device: str, folder: str | Path) -> str:
     """Equal for servers that may stand in for each other: same engine, same settings, same model files."""
     model = Path(config.actor_rollout_ref.model.path)
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(model.glob("*.safetensors"))]
-    parts = [asdict(config.actor_rollout_ref.rollout), str(model), files, config.max_model_len, device, str(folder)]
+    settings = [asdict(config.actor_rollout_ref.rollout), config.max_model_len, resumable(config)]
+    parts = [settings, str(model), files, device, str(folder)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _account(reference: Any) -> ServerState | str:
+def _account(reference: Any) -> Any:
+    """The answer, or in words why there is none."""
     try:
-        state: ServerState = ray.get(reference, timeout=0)
+        state = ray.get(reference, timeout=0)
     except GetTimeoutError:
         return f"does not answer within {_PING_S:.0f} s"
     except RayError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import ModelError
-from verl_core.weights.sender import backend_of
+from verl_core.weights.sender import run_backend
 
 WORKER_EXTENSION = "verl_core.rollout.engines.vllm_worker.WorkerExtension"
 SHM_BACKEND = "verl_shm"
@@ -55,7 +55,7 @@ def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
     from vllm.config.weight_transfer import WeightTransferConfig
 
     rollout, path = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.path
-    backend = backend_of(rollout.update_weights_backend, device)
+    backend = run_backend(config, device)
     common: dict[str, Any] = {
         "model": path,
         "skip_tokenizer_init": True,

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
-from verl_core.errors import EngineDead, RolloutError, WeightError
+from verl_core.errors import EngineDead, RolloutError, VerlError, WeightError
+from verl_core.rollout.engines.staging import Account, until_staged
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
 from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
 from verl_core.rollout.interface import Generation, SamplingParams
@@ -38,6 +39,7 @@ class VllmAsyncEngine:
         self._limits: RequestLimits | None = None
         self._serial, self._running = itertools.count(), 0
         self._asleep, self._weights_lost, self._tainted = 0, False, False
+        self._staged: int | None = None
 
     async def start(self) -> None:
         """See RolloutEngine. Raises RolloutError with vLLM's reason when it does not come up."""
@@ -85,8 +87,7 @@ class VllmAsyncEngine:
         """See RolloutEngine. Pausing is the barrier: it also catches requests on their way into the scheduler."""
         running = self._running
         await self._control("abort", self._llm.pause_generation(mode="abort", clear_cache=False))
-        if not self._asleep:
-            await self._control("resume", self._llm.resume_generation())
+        await self._resume()
         return running
 
     async def sleep(self, level: int = 1) -> None:
@@ -106,22 +107,47 @@ class VllmAsyncEngine:
         await self._control("wake up", self._llm.wake_up())
         self._asleep = 0
 
-    async def update_weights(self, manifest: WeightManifest) -> None:
-        """See RolloutEngine. Checked while requests run; they stop only for the loading itself and go on under the new
-        version, their caches computed anew."""
+    async def stage_weights(self, manifest: WeightManifest) -> None:
+        """See RolloutEngine."""
+        self._staged = None
         if manifest.backend != "shm":
             raise WeightError(f"weights by {manifest.backend} come through `transfer`, not by manifest")
-        await self._memory_for_weights()
-        info = _update_request({"manifest": to_dict(manifest)})
-        await self._control("open the update", self._llm.start_weight_update())
+        seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
         try:
-            await self._control("check the weights", self._llm.update_weights(info))
-        except EngineDead:
+            began = await self._ask_workers("verl_stage", to_dict(manifest))
+            await until_staged(
+                manifest.version,
+                began,
+                lambda: self._ask_workers("verl_staged"),
+                Deadline(f"weight version {manifest.version} to be received", seconds),
+            )
+        except VerlError:
             raise
         except Exception as error:
             raise WeightError(f"weight version {manifest.version} cannot be received: {error}") from error
+        self._staged = manifest.version
+
+    async def swap_weights(self) -> None:
+        """See RolloutEngine. Requests that run are frozen, and their keys and values computed anew."""
+        if self._staged is None:
+            raise WeightError("no weights are staged; publish them again")
+        version, self._staged = self._staged, None
+        await self._memory_for_weights()
         await self._pause()
-        await self._load(manifest.version)
+        try:
+            await self._control("open the update", self._llm.start_weight_update())
+            await self._control("take the weights", self._llm.update_weights(_update_request({"version": version})))
+        except EngineDead:
+            raise
+        except Exception as error:
+            await self._resume()
+            raise WeightError(f"weight version {version} cannot be received: {error}") from error
+        await self._load(version)
+
+    async def update_weights(self, manifest: WeightManifest) -> None:
+        """See RolloutEngine."""
+        await self.stage_weights(manifest)
+        await self.swap_weights()
 
     async def transfer(self, method: str, *arguments: Any) -> None:
         """Device transports: one step of the trainer's conversation (see weights.device.ServerConversation).
@@ -171,6 +197,15 @@ class VllmAsyncEngine:
         """Freeze running requests and drop all cached keys and values; they are computed anew under the new weights."""
         await self._control("pause", self._llm.pause_generation(mode="keep", clear_cache=True))
 
+    async def _resume(self) -> None:
+        """Let the scheduler go on, unless it sleeps."""
+        if not self._asleep:
+            await self._control("resume", self._llm.resume_generation())
+
+    async def _ask_workers(self, method: str, *arguments: Any) -> list[Account]:
+        accounts: list[Account] = await self._control(method, self._llm.collective_rpc(method, args=arguments))
+        return accounts
+
     async def _load(self, version: int) -> None:
         """The one moment of change. An error in here leaves no usable engine."""
         try:
@@ -178,8 +213,7 @@ class VllmAsyncEngine:
             if self._tainted:
                 await self._control("zero the cache", self._llm.collective_rpc("verl_zero_kv"))
             await self._control("reset the cache", self._llm.reset_prefix_cache(reset_running_requests=True))
-            if not self._asleep:
-                await self._control("resume", self._llm.resume_generation())
+            await self._resume()
         except Exception as error:
             raise EngineDead(f"loading weight version {version} broke the engine: {error!r}") from error
         self.version, self._tainted, self._weights_lost = version, False, False

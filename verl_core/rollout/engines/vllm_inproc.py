@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead, RolloutError, WeightError
+from verl_core.rollout.engines.staging import Account, until_staged
 from verl_core.rollout.engines.step_loop import StepLoop
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
 from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
@@ -35,6 +36,7 @@ class VllmInprocEngine:
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._serial = itertools.count()
         self._tainted = False
+        self._staged: int | None = None
         self._limits: RequestLimits | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._steps = StepLoop(self._build, self._deliver, self._on_death)
@@ -79,11 +81,32 @@ class VllmInprocEngine:
         """See RolloutEngine."""
         await self._command(lambda _: self._set_paused(False))
 
-    async def update_weights(self, manifest: WeightManifest) -> None:
+    async def stage_weights(self, manifest: WeightManifest) -> None:
         """See RolloutEngine."""
+        self._staged = None
         if manifest.backend != "shm":
             raise WeightError(f"an engine on a CPU takes weights through shm, not {manifest.backend}")
-        await self._command(lambda engine: self._update(engine, manifest))
+        seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
+        began = await self._command(lambda engine: _ask_worker(engine, "verl_stage", to_dict(manifest)))
+        await until_staged(
+            manifest.version,
+            began,
+            lambda: self._command(lambda engine: _ask_worker(engine, "verl_staged")),
+            Deadline(f"weight version {manifest.version} to be received", seconds),
+        )
+        self._staged = manifest.version
+
+    async def swap_weights(self) -> None:
+        """See RolloutEngine."""
+        if self._staged is None:
+            raise WeightError("no weights are staged; publish them again")
+        version, self._staged = self._staged, None
+        await self._command(lambda engine: self._swap(engine, version))
+
+    async def update_weights(self, manifest: WeightManifest) -> None:
+        """See RolloutEngine."""
+        await self.stage_weights(manifest)
+        await self.swap_weights()
 
     async def health(self) -> None:
         """See RolloutEngine."""
@@ -132,21 +155,21 @@ class VllmInprocEngine:
         self._deliver(outputs)
         return len(outputs)
 
-    def _update(self, engine: Any, manifest: WeightManifest) -> None:
+    def _swap(self, engine: Any, version: int) -> None:
         engine.collective_rpc("start_weight_update")
         try:
-            engine.collective_rpc("update_weights", kwargs={"update_info": {"manifest": to_dict(manifest)}})
+            engine.collective_rpc("update_weights", kwargs={"update_info": {"version": version}})
         except (ValueError, RuntimeError, OSError) as error:
-            raise WeightError(f"weight version {manifest.version} cannot be received: {error}") from error
+            raise WeightError(f"weight version {version} cannot be received: {error}") from error
         try:
             engine.collective_rpc("finish_weight_update")
             if self._tainted:
                 engine.collective_rpc("verl_zero_kv")
             engine.reset_prefix_cache(reset_running_requests=True)
-            engine.set_weight_version(str(manifest.version))
+            engine.set_weight_version(str(version))
         except Exception as error:
-            raise EngineDead(f"loading weight version {manifest.version} broke the engine: {error!r}") from error
-        self._tainted, self.version = False, manifest.version
+            raise EngineDead(f"loading weight version {version} broke the engine: {error!r}") from error
+        self._tainted, self.version = False, version
 
     def _deliver(self, outputs: list[Any]) -> None:
         if self._loop is not None and outputs:
@@ -198,3 +221,11 @@ def _tokens(ids: list[int]) -> Any:
     from vllm.inputs import tokens_input
 
     return tokens_input(ids)
+
+
+def _ask_worker(engine: Any, method: str, *arguments: Any) -> list[Account]:
+    try:
+        accounts: list[Account] = engine.collective_rpc(method, args=arguments)
+    except ValueError as error:
+        raise WeightError(f"weights cannot be received: {error}") from error
+    return accounts

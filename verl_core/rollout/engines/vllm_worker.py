@@ -1,5 +1,7 @@
 """What runs inside vLLM's worker. Invariant: a push is applied whole or not at all, and between two forward passes.
 
+It is received and checked before, on a thread of its own, while forward passes go on (`staging.py`).
+
 Importing this module (vLLM does, for `worker_extension_cls`) registers the weight-transfer backend `verl_shm`. vLLM's
 own CPU path leaves three traps, closed here: a failed update destroys the engine (so everything is checked before a
 layer is touched), missing parameters are accepted, and a tied output layer keeps its old packed copy.
@@ -7,7 +9,7 @@ layer is touched), missing parameters are accepted, and a tied output layer keep
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,74 +23,64 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from verl_core.rollout.engines.staging import Account, Staging
 from verl_core.rollout.engines.vllm_args import SHM_BACKEND
 from verl_core.weights.expected import ExpectedWeights
 from verl_core.weights.manifest import from_dict
-from verl_core.weights.segment import Segment
-from verl_core.weights.shm import ShmReceiver
 
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on: the manifest says everything."""
+    """Nothing to agree on: the manifest that is staged says everything."""
 
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):
     """Attributes:
-    manifest: a WeightManifest as plain values.
+    version: of the push that is staged.
     """
 
-    manifest: dict[str, Any] = field(default_factory=dict)
+    version: int = -1
 
 
 class ShmTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
-    """start: nothing. update: map, verify and hold. finish: load all in one call."""
+    """start: nothing. update: take what is staged. finish: load all in one call."""
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._expected = ExpectedWeights.from_folder(self.model_config.model)
-        self._staged: dict[str, torch.Tensor] = {}
-        self._segments: list[Segment] = []
+        self.staging = Staging(ExpectedWeights.from_folder(self.model_config.model))
+        self._taken: dict[str, torch.Tensor] = {}
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Nothing to open."""
 
     def start_weight_update(self) -> None:
         """Forget an update that was never finished."""
-        self._drop()
+        self._taken = {}
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Hold a verified push. Raises WeightError with the engine untouched."""
-        tensors, self._segments = ShmReceiver().mapped(from_dict(update_info.manifest))
-        try:
-            self._staged = self._expected.check(tensors)
-        except BaseException:
-            self._drop()
-            raise
+        """Take a verified push. Raises WeightError with the engine untouched."""
+        self._taken = self.staging.take(update_info.version)
 
     def finish_weight_update(self) -> None:
-        """Load what is held into the model; an error here leaves the model unusable."""
+        """Load it into the model; an error here leaves the model unusable."""
         model: Any = self.model
         try:
             initialize_layerwise_reload(model)
-            model.load_weights(iter(self._staged.items()))
+            model.load_weights(iter(self._taken.items()))
             finalize_layerwise_reload(model, self.model_config)
             repack_tied_head(model)
         finally:
-            self._drop()
+            self._taken = {}
+            self.staging.drop()
 
     def shutdown(self) -> None:
         """Let go of the mappings."""
-        self._drop()
-
-    def _drop(self) -> None:
-        self._staged = {}
-        while self._segments:
-            self._segments.pop().close()
+        self._taken = {}
+        self.staging.close()
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -104,6 +96,20 @@ class WorkerExtension:
     """Mixed into vLLM's worker class; called by collective_rpc."""
 
     model_runner: Any
+    weight_transfer_engine: Any
+
+    def verl_stage(self, manifest: dict[str, Any]) -> Account:
+        """Start to receive a push; `manifest` is a WeightManifest as plain values."""
+        return self._staging.begin(from_dict(manifest))
+
+    def verl_staged(self) -> Account:
+        """How far it is."""
+        return self._staging.account()
+
+    @property
+    def _staging(self) -> Staging:
+        engine: ShmTransferEngine = self.weight_transfer_engine
+        return engine.staging
 
     def verl_zero_kv(self) -> None:
         """Zero every KV block: on a CPU, NaN in a freed block reaches later requests, as masked scores multiply it."""
