@@ -9,8 +9,11 @@ from typing import Any
 
 from verl_core.errors import StoreError
 from verl_core.transfer.accounting import Accounting
-from verl_core.transfer.flight import Clock, Flight, Stage
+from verl_core.transfer.drops import Drops
+from verl_core.transfer.eviction import Eviction
+from verl_core.transfer.flight import Flight, Stage
 from verl_core.transfer.landing import Failure
+from verl_core.transfer.leases import ServiceClock
 from verl_core.transfer.ledger import Event, Ledger
 
 _DUMPED = 20
@@ -21,14 +24,18 @@ class Books:
     open: flights by uid that have not settled as far as known.
     arrived, claimed: flights by uid whose rows are in memory; the claimed ones are with the trainer.
     retired: every uid that will never be read again; what still appears under it comes from a late writer.
+    bases: base uids of all groups this buffer ever had.
+    drops: for the metrics.
     """
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, clock: ServiceClock) -> None:
         self._ledger, self._clock = ledger, clock
         self.open: dict[str, Flight] = {}
         self.arrived: dict[str, Flight] = {}
         self.claimed: dict[str, Flight] = {}
         self.retired: set[str] = set()
+        self.bases: set[str] = set()
+        self.drops = Drops()
         self.counts = Accounting()  # without the numbers of now
 
     def knows(self, uid: str) -> bool:
@@ -40,13 +47,23 @@ class Books:
         for step in sorted({flight.prompt.step for flight in flights}):
             self._record("served", [flight for flight in flights if flight.prompt.step == step], step=step)
         self.open.update(_by_uid(flights))
+        self.bases.update(flight.prompt.base_uid for flight in flights)
         self.counts.served += len(flights)
+
+    def adopt(self, flights: Sequence[Flight]) -> None:
+        """Groups that an earlier process of the run served and finished have arrived."""
+        self._record("adopted", flights)
+        self._move(flights, Stage.ARRIVED, {}, self.arrived)
+        self.bases.update(flight.prompt.base_uid for flight in flights)
+        self.counts.served += len(flights)
+        self._measure(flights)
 
     def arrive(self, flights: Sequence[Flight]) -> None:
         """Open groups have arrived."""
         self._record("finished", flights)
         self._move(flights, Stage.ARRIVED, self.open, self.arrived)
         self.counts.finished += len(flights)
+        self._measure(flights)
 
     def claim(self, flights: Sequence[Flight], step: int) -> None:
         """Arrived groups belong to the trainer, who asked for them at global `step`."""
@@ -62,11 +79,30 @@ class Books:
             self._record("trained", [flight for flight in flights if flight.step == step], step=step)
         self._leave(flights, self.claimed)
         self.counts.trained += len(flights)
+        for flight in flights:
+            self.drops.train(flight.longest)
 
     def drop(self, flights: Sequence[Flight], reason: str) -> None:
         """Claimed groups will not be trained on."""
-        self._dropped(flights, reason, (), max((flight.step for flight in flights), default=-1))
+        self._dropped(flights, (reason,), (), max((flight.step for flight in flights), default=-1))
         self._leave(flights, self.claimed)
+
+    def evict(self, evictions: Sequence[Eviction], step: int) -> None:
+        """Arrived groups will not be trained on; one event for those that have the same reasons."""
+        for reasons in dict.fromkeys(eviction.reasons for eviction in evictions):
+            flights = [eviction.flight for eviction in evictions if eviction.reasons == reasons]
+            self._dropped(flights, reasons, (), step)
+            self._leave(flights, self.arrived)
+            self.retired.update(_by_uid(flights))
+
+    def abandon(self, reason: str, step: int) -> list[Flight]:
+        """Open and arrived groups will not be trained on; returns them."""
+        flights = [*self.open.values(), *self.arrived.values()]
+        self._dropped(flights, (reason,), (), step)
+        self.open.clear()
+        self.arrived.clear()
+        self.retired.update(_by_uid(flights))
+        return flights
 
     def replace_attempts(self, failures: Sequence[Failure], again: Sequence[Flight], step: int) -> None:
         """Open attempts failed: they are retired, and their groups go on as `again` or, when not in it, are dropped."""
@@ -77,7 +113,7 @@ class Books:
         for failure in failures:
             if failure.flight.prompt.base_uid not in going_on:
                 errors = (*failure.flight.errors, *failure.messages)
-                self._dropped([failure.flight], failure.reason, errors, step)
+                self._dropped([failure.flight], (failure.reason,), errors, step)
         self._leave([failure.flight for failure in failures], self.open)
         self.open.update(_by_uid(again))
         self.retired.update(failure.flight.prompt.uid for failure in failures)
@@ -114,16 +150,25 @@ class Books:
 
     def describe(self) -> str:
         """The numbers, and the open groups, running and oldest first: where, since when, whose."""
-        now = self._clock.monotonic()
+        now = self._clock.now()
         stuck = sorted(self.open.values(), key=lambda flight: (flight.stage is Stage.PENDING, flight.since))
         lines = [flight.describe(now) for flight in stuck[:_DUMPED]]
         if len(stuck) > _DUMPED:
             lines.append(f"and {len(stuck) - _DUMPED} more open groups")
         return "\n  ".join([f"{self.accounting()}; open groups:", *lines])
 
-    def _dropped(self, flights: Sequence[Flight], reason: str, errors: Sequence[str], step: int) -> None:
+    def _dropped(self, flights: Sequence[Flight], reasons: Sequence[str], errors: Sequence[str], step: int) -> None:
+        if not flights:
+            return
+        reason = "; ".join(reasons)
         self._record("dropped", flights, step=step, reason=reason, errors=list(errors))
         self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + len(flights)
+        for flight in flights:
+            self.drops.drop(reasons, flight.longest if flight.group is not None else None)
+
+    def _measure(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self.drops.arrive(flight.longest)
 
     def _record(self, event: Event, flights: Sequence[Flight], **detail: Any) -> None:
         if flights:
@@ -134,8 +179,8 @@ class Books:
         self, flights: Sequence[Flight], stage: Stage, source: dict[str, Flight], target: dict[str, Flight]
     ) -> None:
         for flight in flights:
-            flight.stage, flight.since = stage, self._clock.monotonic()
-        self._leave(flights, source)
+            flight.stage, flight.since = stage, self._clock.now()
+            source.pop(flight.prompt.uid, None)
         target.update(_by_uid(flights))
 
     @staticmethod

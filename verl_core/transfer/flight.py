@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from verl_core.trajectory import Prompt, Trajectory
@@ -34,6 +34,24 @@ class Group:
     trajectories: list[Trajectory]
     errors: tuple[str, ...] = ()
 
+    @property
+    def min_version(self) -> int:
+        """Oldest weight version that sampled a token of the group; -1 when there is no token at all."""
+        return min((segment.weight_version for row in self.trajectories for segment in row.segments), default=-1)
+
+    @property
+    def longest(self) -> int:
+        """Response tokens of the longest trajectory: it decides when the group arrives."""
+        return max(len(row.response_ids) for row in self.trajectories)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays in memory."""
+        return sum(
+            row.prompt_ids.nbytes + row.response_ids.nbytes + row.response_mask.nbytes + row.rollout_log_probs.nbytes
+            for row in self.trajectories
+        )
+
 
 class Stage(StrEnum):
     """Where a flight is: in the store (PENDING, RUNNING), its rows in memory (ARRIVED), or the trainer's (CLAIMED)."""
@@ -48,22 +66,43 @@ class Stage(StrEnum):
 class Flight:
     """Attributes:
     prompt: of this attempt.
-    since: monotonic seconds of the last change of `stage`.
+    since: seconds of the service clock at the last change of `stage`.
+    version: weight version the servers had at least reached when it was sent out.
     owner: who runs it, once known.
     errors: of earlier attempts.
     group: from ARRIVED on.
+    oldest: oldest weight version in it; `version` until it arrived.
+    longest, nbytes: of the group, from ARRIVED on.
     announced: whether an on_arrival callback got it.
     step: global step that claimed it.
     """
 
     prompt: Prompt
     since: float
+    version: int = 0
     stage: Stage = Stage.PENDING
     owner: str = ""
     errors: tuple[str, ...] = ()
     group: Group | None = None
+    oldest: int = field(init=False)
+    longest: int = 0
+    nbytes: int = 0
     announced: bool = False
     step: int = -1
+
+    def __post_init__(self) -> None:
+        self.oldest = self.version
+
+    @property
+    def ordinal(self) -> int:
+        """Of the prompt."""
+        return self.prompt.ordinal
+
+    def land(self, group: Group) -> None:
+        """Its rows are in memory."""
+        self.group, self.longest, self.nbytes = group, group.longest, group.nbytes
+        if (oldest := group.min_version) >= 0:
+            self.oldest = oldest
 
     def tag(self, clock: Clock) -> GroupTag:
         """The tag that opens this attempt."""

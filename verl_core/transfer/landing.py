@@ -30,7 +30,7 @@ class Failure:
 
 
 def land(store: TrajectoryStore, settled: Sequence[Landed]) -> tuple[list[Flight], list[Failure]]:
-    """Fetch the rows of settled attempts. Sets `group` on each flight that is returned.
+    """Fetch the rows of settled attempts. Each flight that is returned has landed.
 
     Raises:
         DeadlineExceeded: the store does not answer; nothing has changed.
@@ -43,7 +43,7 @@ def land(store: TrajectoryStore, settled: Sequence[Landed]) -> tuple[list[Flight
         if isinstance(rows, StoreError):
             failures.append(Failure(flight, "corrupt", (str(rows),)))
         else:
-            flight.group = Group(flight.prompt, rows, flight.errors)
+            flight.land(Group(flight.prompt, rows, flight.errors))
             arrived.append(flight)
     return arrived, failures
 

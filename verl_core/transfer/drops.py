@@ -1,0 +1,108 @@
+"""Drops: who is dropped, for the metrics. Invariant: bounded memory, whatever runs.
+
+Dropping what is old drops what is long, because what is long arrives late. The share that is dropped of each quarter of
+the response lengths shows it; quarters are of all groups that arrived so far, a group's length is that of its longest
+response.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_EXACT = 64  # shorter lengths have a bin each; above, a bin is 1/32 of its octave wide
+_FINE = 5
+QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DropSummary:
+    """Since the last summary.
+
+    Attributes:
+        groups: dropped in all.
+        by_reason: kinds of reason (what stands before the colon); a group with two reasons counts under both.
+        trained_by_length, dropped_by_length: groups that arrived and went to the trainer, or were dropped, by quarter
+            of the response lengths, shortest first; fractional where a length lies on a border.
+    """
+
+    groups: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict)
+    trained_by_length: tuple[float, ...] = (0.0,) * QUARTERS
+    dropped_by_length: tuple[float, ...] = (0.0,) * QUARTERS
+
+    @property
+    def share_by_length(self) -> tuple[float, ...]:
+        """Dropped / (dropped + trained) of each quarter; 0 where there was neither."""
+        pairs = zip(self.dropped_by_length, self.trained_by_length, strict=True)
+        return tuple(dropped / (dropped + trained) if dropped else 0.0 for dropped, trained in pairs)
+
+    def metrics(self) -> dict[str, float]:
+        """For the step's numbers: `buffer/dropped`, `buffer/dropped/<reason>`, `buffer/drop_share/length_q1` .. `q4`
+        (longest)."""
+        reasons = {f"buffer/dropped/{reason}": float(count) for reason, count in sorted(self.by_reason.items())}
+        shares = {f"buffer/drop_share/length_q{q}": share for q, share in enumerate(self.share_by_length, start=1)}
+        return {"buffer/dropped": float(self.groups), **reasons, **shares}
+
+
+class Drops:
+    """Counts until the next `summary`."""
+
+    def __init__(self) -> None:
+        self._all: Counter[int] = Counter()  # groups that ever arrived, by bin of their length
+        self._forget()
+
+    def _forget(self) -> None:
+        self._groups = 0
+        self._by_reason: Counter[str] = Counter()
+        self._trained: Counter[int] = Counter()
+        self._dropped: Counter[int] = Counter()
+
+    def arrive(self, length: int) -> None:
+        """A group arrived."""
+        self._all[_bin(length)] += 1
+
+    def train(self, length: int) -> None:
+        """A group that arrived is trained on."""
+        self._trained[_bin(length)] += 1
+
+    def drop(self, reasons: Sequence[str], length: int | None) -> None:
+        """A group is dropped for `reasons`; `length` None = it never arrived."""
+        self._groups += 1
+        self._by_reason.update({reason.partition(":")[0] for reason in reasons})
+        if length is not None:
+            self._dropped[_bin(length)] += 1
+
+    def summary(self) -> DropSummary:
+        """What was counted since the last call."""
+        shares = self._quarters()
+        summary = DropSummary(
+            self._groups, dict(self._by_reason), _spread(self._trained, shares), _spread(self._dropped, shares)
+        )
+        self._forget()
+        return summary
+
+    def _quarters(self) -> dict[int, list[float]]:
+        """Share of each bin's groups that lies in each quarter of all."""
+        total, below = sum(self._all.values()), 0
+        shares = {}
+        for place in sorted(self._all):
+            above = below + self._all[place]
+            edges = [(total * q / QUARTERS, total * (q + 1) / QUARTERS) for q in range(QUARTERS)]
+            overlap = [max(0.0, min(above, high) - max(below, low)) for low, high in edges]
+            shares[place] = [part / self._all[place] for part in overlap]
+            below = above
+        return shares
+
+
+def _bin(length: int) -> int:
+    """Number of the length's bin, growing with it."""
+    if length < _EXACT:
+        return length
+    octave = length.bit_length() - _FINE - 1
+    return (octave << _FINE) + (length >> octave)
+
+
+def _spread(bins: Counter[int], shares: dict[int, list[float]]) -> tuple[float, ...]:
+    return tuple(sum(count * shares[place][q] for place, count in bins.items()) for q in range(QUARTERS))

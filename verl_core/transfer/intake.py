@@ -1,0 +1,169 @@
+"""Intake: from a prompt that is sent out to a group that arrived. Invariant: an attempt that fails, expires or arrives
+damaged is retired for good and its group goes out again under a new uid, so whatever a late writer still does to the
+old uid is swept away and cannot mix in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from verl_core.config.schema import BufferConfig
+from verl_core.errors import StoreError
+from verl_core.trajectory import Prompt
+from verl_core.transfer.books import Books
+from verl_core.transfer.flight import Clock, Flight, Stage
+from verl_core.transfer.group import GroupStatus, GroupTag
+from verl_core.transfer.interface import TrajectoryStore
+from verl_core.transfer.landing import Failure, land
+from verl_core.transfer.leases import Leases, ServiceClock
+
+Dispatch = Callable[[Sequence[Prompt]], None]
+Reissue = Callable[[Prompt], Prompt]
+
+_POLL_SHARE = 20  # a listing may cost 1/20 of the time between two
+
+
+class Intake:
+    """Args: see ReplayBuffer.
+
+    Attributes:
+        step: the last one that was worked for.
+        owed: groups dropped for failing, that nobody was asked to refill yet.
+        barren: groups dropped for failing since one arrived.
+        settled_at: monotonic seconds of the last settling.
+    """
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        config: BufferConfig,
+        dispatch: Dispatch,
+        reissue: Reissue,
+        books: Books,
+        clock: Clock,
+        service: ServiceClock,
+    ) -> None:
+        self._store, self._config, self._dispatch, self.reissue = store, config, dispatch, reissue
+        self._books, self._clock, self._service = books, clock, service
+        self._leases = Leases(config.lease_s, service)
+        self.step = self.owed = self.barren = 0
+        self.settled_at = clock.monotonic()
+        self.next_poll = self.settled_at + config.poll_s
+
+    def moved(self) -> None:
+        """Nobody looked until now: what did not move may have."""
+        self._leases.moved()
+
+    # ---- out to the workers
+
+    def open(self, prompts: Sequence[Prompt]) -> None:
+        """Open new groups and send them out with one dispatch call."""
+        version = max(0, self.step - 1)
+        flights = [Flight(prompt, self._service.now(), version) for prompt in prompts]
+        found = self._open_tags(flights)
+        self._books.serve(flights)
+        self._send(flights, found)
+
+    def _open_tags(self, flights: Sequence[Flight]) -> dict[str, GroupTag]:
+        """Write pending tags, except over tags that are there already; returns those. Whoever runs them may have begun
+        when they were opened."""
+        found = self._store.read_tags([flight.prompt.uid for flight in flights])
+        for flight in flights:
+            if (tag := found.get(flight.prompt.uid)) is not None:
+                flight.oldest = min(flight.oldest, max(0, tag.step - 1))
+        self._store.write_tags([flight.tag(self._clock) for flight in flights if flight.prompt.uid not in found])
+        return found
+
+    def _send(self, flights: Sequence[Flight], found: dict[str, GroupTag]) -> None:
+        """Dispatch open flights, except those that have settled according to `found`."""
+        self._leases.moved()
+        settled = {uid: tag for uid, tag in found.items() if tag.status.terminal}
+        ahead = [flight.prompt for flight in flights if flight.prompt.uid not in settled]
+        if ahead:
+            self._dispatch(ahead)
+        self._settle(list(settled.values()))
+
+    # ---- looking at the store
+
+    def look(self, timeout_s: float) -> None:
+        """Wait for the doorbell and read the tags it names; the other groups cost nothing."""
+        rung = [uid for uid in self._store.wait(timeout_s) if uid in self._books.open or uid in self._books.retired]
+        if rung:
+            tags = self._store.read_tags(rung)
+            self._sweep(tags)
+            self._settle([tag for uid, tag in tags.items() if uid in self._books.open and tag.status.terminal])
+
+    def poll(self) -> None:
+        """The safety net: list all groups, settle lost rings, note who runs what, expire leases."""
+        started = self._clock.monotonic()
+        flights = list(self._books.open.values())
+        tags = self._store.tags()
+        now = self._clock.monotonic()
+        self.next_poll = now + max(self._config.poll_s, _POLL_SHARE * (now - started))
+        self._sweep(tags)
+        there = [(flight, tags[flight.prompt.uid]) for flight in flights if flight.prompt.uid in tags]
+        for flight, tag in there:
+            self._note(flight, tag)
+        self._settle([tag for _, tag in there if tag.status.terminal])
+        gone = [flight for flight in flights if flight.prompt.uid not in tags]
+        lost = [Failure(flight, "vanished", ("its tag is gone from the store",)) for flight in gone]
+        open_still = [flight for flight, tag in there if not tag.status.terminal]
+        self._give_up([*lost, *self._leases.overrun(open_still)])
+
+    def _note(self, flight: Flight, tag: GroupTag) -> None:
+        """Whether a worker took the group up since."""
+        if tag.status is GroupStatus.RUNNING and flight.stage is Stage.PENDING:
+            flight.stage, flight.owner, flight.since = Stage.RUNNING, tag.owner, self._service.now()
+            self._leases.moved()
+
+    def _sweep(self, tags: dict[str, GroupTag]) -> None:
+        """Clear what late writers left under retired uids, and results of attempts that an earlier process made of a
+        group of ours. While the group is open they stay: this process may get as far as that attempt, and find it."""
+        old = {uid: tag for uid, tag in tags.items() if uid in self._books.retired or self._is_orphan(tag)}
+        late = [uid for uid, tag in old.items() if tag.status.terminal]
+        self._books.counts.late += len(late)
+        self._store.clear_rows(late)
+        self._store.clear_groups(list(old))
+
+    def _is_orphan(self, tag: GroupTag) -> bool:
+        if not tag.status.terminal or tag.base_uid not in self._books.bases or self._books.knows(tag.uid):
+            return False
+        return all(flight.prompt.base_uid != tag.base_uid for flight in self._books.open.values())
+
+    # ---- settling
+
+    def _settle(self, tags: Sequence[GroupTag]) -> None:
+        """Bring in the open groups that `tags`, all terminal, say have settled."""
+        if not tags:
+            return
+        arrived, failures = land(self._store, [(self._books.open[tag.uid], tag) for tag in tags])
+        self.settled_at = self._clock.monotonic()
+        self._leases.moved()
+        self._books.arrive(arrived)
+        if arrived:
+            self.barren = 0
+        self._give_up(failures)
+
+    def _give_up(self, failures: Sequence[Failure]) -> None:
+        """Retire attempts; their groups go out again, or are dropped when they had their attempts."""
+        if not failures:
+            return
+        again = [self._next(f) for f in failures if f.flight.prompt.attempt < self._config.max_reissues]
+        self._books.replace_attempts(failures, again, self.step)
+        self.owed += len(failures) - len(again)
+        self.barren += len(failures) - len(again)
+        uids = [failure.flight.prompt.uid for failure in failures]
+        self._store.clear_rows(uids)
+        self._store.clear_groups(uids)
+        if again:
+            self._send(again, self._open_tags(again))
+
+    def _next(self, failure: Failure) -> Flight:
+        old = failure.flight.prompt
+        new = self.reissue(old)
+        if new.base_uid != old.base_uid or new.attempt != old.attempt + 1 or self._books.knows(new.uid):
+            raise StoreError(
+                f"reissue({old.uid}) gave {new.uid}, attempt {new.attempt}; it must be new, with attempt + 1"
+            )
+        errors = (*failure.flight.errors, *failure.messages)
+        return Flight(new, self._service.now(), max(0, self.step - 1), errors=errors)
