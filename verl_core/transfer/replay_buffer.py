@@ -213,11 +213,6 @@ class ReplayBuffer:
         flights = [*self._books.open.values(), *self._books.arrived.values()]
         return [flight.prompt for flight in sorted(flights, key=lambda flight: flight.ordinal)]
 
-    def unclaimed(self) -> list[Prompt]:
-        """Prompts of the groups that are open or arrived, by ordinal: what a process that takes over serves again."""
-        flights = [*self._books.open.values(), *self._books.arrived.values()]
-        return sorted((flight.prompt for flight in flights), key=lambda prompt: prompt.ordinal)
-
     # ---- one round of waiting
 
     def _tidy(self, n_groups: int, step: int, on_arrival: OnArrival | None) -> None:
