@@ -35,7 +35,7 @@ class TrainBatch:
         response_mask: bool flat, aligned with response_ids. A row that must not be trained on has an all-False mask.
         columns: float32 flat arrays aligned with response_ids. Names in use: rollout_log_probs, old_log_probs,
             ref_log_probs, entropy, token_rewards, advantages, returns.
-        scores: float32 [B], the outcome reward of the row.
+        scores: float32 [B], the outcome of the session on its last output, 0 on the others.
     """
 
     keys: list[str]
@@ -94,6 +94,27 @@ class TrainBatch:
         """int64 [B]: rows of one group share a number; numbers count up in order of first appearance."""
         seen: dict[str, int] = {}
         return np.asarray([seen.setdefault(uid, len(seen)) for uid in self.uids], dtype=np.int64)
+
+    @property
+    def session_index(self) -> NDArray[np.int64]:
+        """int64 [B]: rows of one session of a group share a number; numbers count up in order of first appearance."""
+        seen: dict[tuple[str, int], int] = {}
+        named = zip(self.uids, self.sessions.tolist(), strict=True)
+        return np.asarray([seen.setdefault(session, len(seen)) for session in named], dtype=np.int64)
+
+    @property
+    def output_index(self) -> NDArray[np.int64]:
+        """int64 [B]: place of the row among the outputs of its session, from its key."""
+        return np.asarray([int(key.rsplit("_", 1)[1]) for key in self.keys], dtype=np.int64)
+
+    @property
+    def last_output(self) -> NDArray[np.int64]:
+        """int64 [B]: the row that is the last output of the row's session; the row itself where there is one."""
+        session, output = self.session_index, self.output_index
+        last = np.zeros(int(session.max(initial=-1)) + 1, dtype=np.int64)
+        order = np.lexsort((output, session))
+        last[session[order]] = order  # later assignments win, and outputs ascend
+        return last[session]
 
     def with_column(self, name: str, values: Float32) -> TrainBatch:
         """A batch that shares everything with this one and has column `name`."""

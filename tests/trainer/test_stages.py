@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from verl_core.algorithms.kl_control import AdaptiveKL
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import AlgorithmConfig
+from verl_core.errors import RewardError
 from verl_core.trainer.finish import overhead_share
 from verl_core.trainer.metrics import batch_metrics, reward_metrics, rollout_metrics
-from verl_core.trainer.stages.advantage import assemble, penalised, with_advantages
+from verl_core.trainer.stages.advantage import assemble, penalised, reward_parts, with_advantages
 from verl_core.trainer.stages.reward import unscored_groups
 from verl_core.trajectory import Reward, Segment, Trajectory
 
@@ -48,6 +51,47 @@ def test_quarantined_rows_are_not_trained_on_and_leave_their_group_alone() -> No
     done = with_advantages(batch, AlgorithmConfig(norm_adv_by_std_in_grpo=False))
     # The group is {1, 0}: mean 0.5. The quarantined 99 enters nothing and gets nothing.
     assert done.columns["advantages"].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0, -0.5, -0.5])
+
+
+def outputs(session: int, count: int) -> list[Trajectory]:
+    """`count` outputs of one session of group a, two tokens each."""
+    return [dataclasses.replace(row("a", session, 2), index=index) for index in range(count)]
+
+
+def test_the_outputs_of_a_session_share_the_advantage_of_its_last() -> None:
+    # Session 0 has two outputs scored 5 and 1: only the 1 counts. Outcomes 1 and 0, mean 0.5.
+    rows = [*outputs(0, 2), *outputs(1, 1)]
+    rewards = [Reward("a_0_0", 5.0), Reward("a_0_1", 1.0), Reward("a_1_0", 0.0)]
+    batch = assemble(rows, rewards)
+    assert batch.scores.tolist() == [0.0, 1.0, 0.0]
+    batch = batch.with_column("token_rewards", np.asarray([0, 0, 0, 1, 0, 0], dtype=np.float32))
+    done = with_advantages(batch, AlgorithmConfig(norm_adv_by_std_in_grpo=False))
+    assert done.columns["advantages"].tolist() == [0.5, 0.5, 0.5, 0.5, -0.5, -0.5]
+
+
+def test_a_session_without_a_score_for_its_last_output_is_not_trained_on() -> None:
+    rows = [*outputs(0, 2), *outputs(1, 2)]
+    quarantined = {"status": "raised", "reason": "boom"}
+    rewards = [Reward("a_0_0", 5.0), Reward("a_0_1", 0.0, **quarantined), Reward("a_1_0", 0.0, **quarantined)]
+    batch = assemble(rows, [*rewards, Reward("a_1_1", 1.0)])
+    assert batch.response_mask.tolist() == [False] * 4 + [True] * 4
+
+
+def test_parts_of_the_reward() -> None:
+    rows = [*outputs(0, 2), *outputs(1, 1), *outputs(2, 1)]
+    rewards = [
+        Reward("a_0_0", 0.0),
+        Reward("a_0_1", 1.0, {"form": True, "answer": 2}),
+        Reward("a_1_0", 0.0, {"form": 0.5}, status="raised", reason="boom"),
+        Reward("a_2_0", 1.0, {"form": 0, "answer": -1.5, "why": "text"}),
+    ]
+    batch = assemble(rows, rewards)
+    parts = reward_parts(batch, rewards, ["form", "answer"])
+    assert parts is not None
+    assert parts.tolist() == [[0, 0], [1, 2], [0, 0], [0, -1.5]]
+    assert reward_parts(batch, rewards, []) is None
+    with pytest.raises(RewardError, match=r"names 'why', and the reward of a_0_1 has None there \(its parts: answer"):
+        reward_parts(batch, rewards, ["why"])
 
 
 def test_kl_in_reward_by_hand() -> None:

@@ -28,7 +28,8 @@ def names_are_known(facts: Facts) -> Iterator[str]:
     """Estimator, loss, aggregation and KL types exist."""
     algorithm, actor = facts.config.algorithm, facts.config.actor_rollout_ref.actor
     estimator = algorithm.adv_estimator
-    yield from unknown_name("algorithm.adv_estimator", estimator, names.ADV_ESTIMATORS, names.VERL_ADV_ESTIMATORS)
+    known = tuple(names.ADV_ESTIMATORS)
+    yield from unknown_name("algorithm.adv_estimator", estimator, known, names.VERL_ADV_ESTIMATORS)
     yield from unknown_name("algorithm.kl_penalty", algorithm.kl_penalty, names.KL_TYPES, ("full",))
     yield from unknown_name(
         f"{_ACTOR}.policy_loss", actor.policy_loss, tuple(names.POLICY_LOSSES), names.VERL_POLICY_LOSSES
@@ -54,7 +55,7 @@ def a_group_has_samples_to_compare(facts: Facts) -> Iterator[str]:
     if estimator in names.GROUP_ESTIMATORS and n < 2:
         yield (
             f"actor_rollout_ref.rollout.n: algorithm.adv_estimator={estimator} compares the samples of one prompt; with"
-            f" n={n} every advantage would be the raw reward. Set it to at least 2"
+            f" n={n} there is nothing to compare. Set it to at least 2"
         )
 
 
@@ -106,11 +107,49 @@ def kl_settings_are_read(facts: Facts) -> Iterator[str]:
 
 @check
 def estimator_settings_are_read(facts: Facts) -> Iterator[str]:
-    """The normalisation switch belongs to GRPO."""
+    """Each estimator reads its own settings."""
     estimator = facts.config.algorithm.adv_estimator
-    if estimator != "grpo":
-        keys = ["algorithm.norm_adv_by_std_in_grpo"]
-        yield from no_effect(facts, keys, f"with algorithm.adv_estimator={estimator}")
+    every = frozenset().union(*names.ADV_ESTIMATORS.values())
+    ignored = sorted(every - names.ADV_ESTIMATORS.get(estimator, every))
+    keys = [f"algorithm.{name}" for name in ignored]
+    yield from no_effect(facts, keys, f"with algorithm.adv_estimator={estimator}")
+
+
+@check
+def the_estimator_gets_its_inputs(facts: Facts) -> Iterator[str]:
+    """Every input of the estimator comes from somewhere."""
+    algorithm = facts.config.algorithm
+    estimator = algorithm.adv_estimator
+    if estimator in names.MISSING_INPUTS:
+        able = ", ".join(name for name in names.ADV_ESTIMATORS if name not in names.MISSING_INPUTS)
+        yield (
+            f"algorithm.adv_estimator: {estimator} needs {names.MISSING_INPUTS[estimator]}, which nothing produces yet;"
+            f" use one of {able}"
+        )
+    if estimator == "gdpo":
+        yield from _parts_of_the_reward(facts)
+
+
+def _parts_of_the_reward(facts: Facts) -> Iterator[str]:
+    algorithm = facts.config.algorithm
+    keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+    if not keys:
+        yield (
+            "algorithm.gdpo_reward_keys: algorithm.adv_estimator=gdpo compares the named parts of the reward one by"
+            " one; list the keys that the reward function returns beside its score"
+        )
+    if len(set(keys)) < len(keys):
+        yield f"algorithm.gdpo_reward_keys: a part is named twice in {keys}"
+    if weights and len(weights) != len(keys):
+        yield (
+            f"algorithm.gdpo_reward_weights: {len(weights)} weights for {len(keys)} algorithm.gdpo_reward_keys; give"
+            " one for each, or none for equal weights"
+        )
+    if algorithm.use_kl_in_reward:
+        yield (
+            "algorithm.use_kl_in_reward: algorithm.adv_estimator=gdpo reads the named parts of the score, so the KL in"
+            " the reward would be lost; use actor_rollout_ref.actor.use_kl_loss"
+        )
 
 
 @check

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-ADV_ESTIMATORS = ("grpo",)
+# Advantage estimator -> the settings under algorithm that it reads.
+ADV_ESTIMATORS: dict[str, frozenset[str]] = {
+    "gae": frozenset({"gamma", "lam"}),
+    "gdpo": frozenset({"gdpo_reward_keys", "gdpo_reward_weights"}),
+    "gpg": frozenset(),
+    "grpo": frozenset({"norm_adv_by_std_in_grpo"}),
+    "grpo_passk": frozenset({"norm_adv_by_std_in_grpo"}),
+    "maxrl": frozenset(),
+    "opo": frozenset(),
+    "optimal_token_baseline": frozenset(),
+    "reinforce_plus_plus": frozenset({"gamma"}),
+    "reinforce_plus_plus_baseline": frozenset(),
+    "remax": frozenset(),
+    "rloo": frozenset(),
+    "tir_optimal_token_baseline": frozenset(),
+}
 
 # Estimators that compare the samples of one prompt: with a single sample there is nothing to compare.
-GROUP_ESTIMATORS = frozenset({"grpo"})
+GROUP_ESTIMATORS = frozenset(ADV_ESTIMATORS) - {"gae", "reinforce_plus_plus", "remax"}
+
+# Estimator -> the input that no stage of the trainer produces yet.
+MISSING_INPUTS: dict[str, str] = {
+    "gae": "the values of a critic",
+    "remax": "the reward of a greedy response to every prompt",
+    "optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
+    "tir_optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
+}
 
 # Loss -> the clip settings under actor_rollout_ref.actor that it reads.
 POLICY_LOSSES: dict[str, frozenset[str]] = {
@@ -25,23 +48,7 @@ AGENT_LOOPS = ("single_turn_agent",)
 LOGGERS = ("console", "jsonl", "tensorboard")
 
 # Names that verl knows and this project does not have yet, so that the message can say so.
-VERL_ADV_ESTIMATORS = frozenset(
-    {
-        "gae",
-        "gdpo",
-        "gpg",
-        "grpo_passk",
-        "grpo_vectorized",
-        "opo",
-        "optimal_token_baseline",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-        "rloo",
-        "rloo_vectorized",
-        "tir_optimal_token_baseline",
-    }
-)
+VERL_ADV_ESTIMATORS = frozenset({"grpo_vectorized", "rloo_vectorized"})
 VERL_POLICY_LOSSES = frozenset(
     {
         "bypass_mode",

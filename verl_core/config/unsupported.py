@@ -27,12 +27,9 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("trainer.v1.sampler.custom_sampler", f"{_LATER}; delete it"),
     ("trainer.v1.sampler.sampler_kwargs", f"{_LATER}; delete it"),
     # algorithm
-    ("algorithm.gamma", f"{_LATER}: grpo does not discount; delete it"),
-    ("algorithm.lam", f"{_LATER}: grpo has no lambda; delete it"),
     ("algorithm.filter_groups", f"{_LATER}; delete it"),
     ("algorithm.use_pf_ppo", f"{_LATER}; delete it"),
     ("algorithm.pf_ppo", f"{_LATER}; delete it"),
-    ("algorithm.gdpo_reward_*", f"{_LATER}; use algorithm.adv_estimator=grpo"),
     ("algorithm.rollout_correction", f"{_LATER}; old log-probs come from the trainer's own forward pass"),
     # data
     ("data.gen_batch_size", f"{_LATER}; data.train_batch_size prompts are generated per step"),

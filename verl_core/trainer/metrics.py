@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from verl_core.batch import TrainBatch
 from verl_core.trajectory import Reward, Trajectory
+from verl_core.transfer.drops import DropSummary
 
 
 def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[str, float]:
@@ -47,9 +48,9 @@ def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
 
 def batch_metrics(batch: TrainBatch) -> dict[str, float]:
     """Rewards after KL, advantages, returns, and how far the trainer's probabilities are from the engine's."""
-    mask, rows = batch.response_mask, batch.row_index
-    sums = np.bincount(rows, weights=np.where(mask, batch.columns["token_rewards"], 0.0), minlength=len(batch))
-    trained = np.bincount(rows, weights=mask, minlength=len(batch)) > 0
+    mask, sessions = batch.response_mask, batch.session_index[batch.row_index]
+    sums = np.bincount(sessions, weights=np.where(mask, batch.columns["token_rewards"], 0.0))
+    trained = np.bincount(sessions, weights=mask) > 0
     drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
     log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
     return {

@@ -26,15 +26,23 @@ class KLControlConfig:
 @dataclass
 class AlgorithmConfig:
     """Attributes:
-    adv_estimator: name in the registry of advantage estimators.
+    adv_estimator: name in the registry of advantage estimators; docs/algorithms.md has their formulas.
+    gamma: discount per token of the policy.
+    lam: lambda of GAE.
     norm_adv_by_std_in_grpo: False is the Dr. GRPO form (no division by the group's standard deviation).
+    gdpo_reward_keys: parts of the reward that gdpo normalises one by one, as the reward function names them.
+    gdpo_reward_weights: one weight per key; empty = 1 each.
     use_kl_in_reward: subtract kl_ctrl.kl_coef x KL(rollout policy, reference) from token rewards.
         Excludes actor.use_kl_loss.
     kl_penalty: estimator of that KL: kl (k1), abs, mse (k2), low_var_kl (k3), or one of these with a trailing `+`.
     """
 
     adv_estimator: str = "grpo"
+    gamma: float = 1.0
+    lam: float = 1.0
     norm_adv_by_std_in_grpo: bool = True
+    gdpo_reward_keys: list[str] = field(default_factory=list)
+    gdpo_reward_weights: list[float] = field(default_factory=list)
     use_kl_in_reward: bool = False
     kl_penalty: str = "kl"
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from verl_core.algorithms.kl_control import KLController
 from verl_core.algorithms.reward_kl import mean_kl, outcome_rewards, penalised_rewards
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import AlgorithmConfig
+from verl_core.errors import RewardError
 from verl_core.trainer.metrics import batch_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
@@ -23,7 +25,8 @@ KL_COEF = "actor/reward_kl_penalty_coeff"
 
 def advantage(session: Session, step: int) -> StageOutput:
     """Old and reference log-probs, token rewards, advantages; persists the training batch."""
-    batch = assemble(session.files.trajectories(step), session.files.rewards(step))
+    scored = session.files.rewards(step)
+    batch = assemble(session.files.trajectories(step), scored)
     batch, metrics = _with_log_probs(session, batch)
     started = time.perf_counter()
     algorithm = session.config.algorithm
@@ -33,19 +36,46 @@ def advantage(session: Session, step: int) -> StageOutput:
     else:
         rewards = outcome_rewards(torch.from_numpy(batch.scores), batch.padded_mask())
         batch = batch.with_column("token_rewards", batch.flat(rewards))
-    batch = with_advantages(batch, algorithm)
+    batch = with_advantages(batch, algorithm, reward_parts(batch, scored, algorithm.gdpo_reward_keys))
     metrics |= batch_metrics(batch) | {"timing_s/adv": time.perf_counter() - started}
     return session.files.save_batch(step, batch, metrics, durable=algorithm.use_kl_in_reward)
 
 
 def assemble(trajectories: list[Trajectory], rewards: list[Reward]) -> TrainBatch:
-    """The batch of a step. Rows whose reward was quarantined stay, with an all-False mask: they are not trained on
-    and do not enter their group's statistics."""
+    """The batch of a step. The score of a session is that of its last output; the earlier ones get 0 and share in its
+    advantage. Where the last output's reward was quarantined, all rows of the session stay with an all-False mask: they
+    are not trained on and do not enter their group's statistics."""
     by_key = {reward.key: reward for reward in rewards}
     batch = TrainBatch.from_trajectories(trajectories, [by_key[row.key].score for row in trajectories])
-    scored = np.asarray([not by_key[key].quarantined for key in batch.keys])
+    last = batch.last_output
+    batch.scores = np.where(last == np.arange(len(batch)), batch.scores, 0.0).astype(np.float32)
+    scored = np.asarray([not by_key[batch.keys[row]].quarantined for row in last])
     batch.response_mask = batch.response_mask & scored[batch.row_index]
     return batch
+
+
+def reward_parts(batch: TrainBatch, rewards: list[Reward], keys: list[str]) -> torch.Tensor | None:
+    """float32 [B, K]: the named parts of every row's reward; 0 on rows that are not trained on. None without keys.
+
+    Raises:
+        RewardError: a row to train on lacks a part, or it is not a finite number.
+    """
+    if not keys:
+        return None
+    by_key = {reward.key: reward.components for reward in rewards}
+    trained = np.bincount(batch.row_index, weights=batch.response_mask, minlength=len(batch)) > 0
+    parts = torch.zeros(len(batch), len(keys))
+    for row in np.flatnonzero(trained & (batch.last_output == np.arange(len(batch)))):
+        for place, name in enumerate(keys):
+            part = by_key[batch.keys[row]].get(name)
+            if not isinstance(part, int | float) or not math.isfinite(part):
+                given = ", ".join(sorted(by_key[batch.keys[row]])) or "nothing"
+                raise RewardError(
+                    f"algorithm.gdpo_reward_keys names {name!r}, and the reward of {batch.keys[row]} has {part!r} "
+                    f"there (its parts: {given}); the reward function must return a finite number for it besides"
+                )
+            parts[row, place] = float(part)
+    return parts
 
 
 def penalised(
@@ -63,13 +93,23 @@ def penalised(
     return batch.with_column("token_rewards", batch.flat(rewards)), metrics
 
 
-def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig) -> TrainBatch:
-    """The batch with columns `advantages` and `returns`, by the configured estimator."""
+def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.Tensor | None = None) -> TrainBatch:
+    """The batch with columns `advantages` and `returns`, by the configured estimator.
+
+    Args:
+        parts: float32 [B, K], from `reward_parts`.
+    """
     inputs = AdvantageInputs(
         token_rewards=batch.padded("token_rewards"),
         mask=batch.padded_mask(),
         group_index=torch.from_numpy(batch.group_index),
         norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+        session_index=torch.from_numpy(batch.session_index),
+        output_index=torch.from_numpy(batch.output_index),
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        reward_parts=parts,
+        part_weights=tuple(algorithm.gdpo_reward_weights) or None,
     )
     result = ADVANTAGES.get(algorithm.adv_estimator)(inputs)
     batch = batch.with_column("advantages", batch.flat(result.advantages))

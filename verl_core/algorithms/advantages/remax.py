@@ -1,0 +1,27 @@
+"""ReMax: the baseline is what the policy gets when it takes the likeliest token everywhere."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
+from verl_core.algorithms.advantages.returns import discounted
+from verl_core.algorithms.advantages.sessions import Sessions
+
+
+@ADVANTAGES.register("remax")
+def remax(inputs: AdvantageInputs) -> Advantages:
+    """G_t = r_t + G_next; A_t = G_t - R of a greedy response to the same prompt; returns = G.
+
+    Works with one sample per prompt. Needs `greedy_rewards`.
+
+    Source: Li et al. 2023, arXiv 2310.10505, algorithm 2.
+
+    Differences: verl's V1 trainer cannot run it, as it has no greedy pass.
+    """
+    sessions = Sessions.of(inputs)
+    returns = discounted(inputs.rewards, inputs.own, 1.0, sessions)
+    baseline = inputs.needed("greedy_rewards").double()[:, None]
+    mask = sessions.trained(inputs.mask)
+    advantages = torch.where(mask, returns - baseline, 0.0).float()
+    return Advantages(advantages, returns=torch.where(mask, returns, 0.0).float())
