@@ -93,6 +93,14 @@ class Flight:
     def __post_init__(self) -> None:
         self.oldest = self.version
 
+    @classmethod
+    def adopted(cls, group: Group, now: float) -> Flight:
+        """Of a group that an earlier process kept."""
+        version = max(0, group.prompt.step - 1)
+        flight = cls(group.prompt, now, version, errors=group.errors, announced=True)
+        flight.land(group)
+        return flight
+
     @property
     def ordinal(self) -> int:
         """Of the prompt."""

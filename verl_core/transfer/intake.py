@@ -11,7 +11,7 @@ from verl_core.config.schema import BufferConfig
 from verl_core.errors import StoreError
 from verl_core.trajectory import Prompt
 from verl_core.transfer.books import Books
-from verl_core.transfer.flight import Clock, Flight, Stage
+from verl_core.transfer.flight import Flight, Stage
 from verl_core.transfer.group import GroupStatus, GroupTag
 from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.landing import Failure, land
@@ -30,7 +30,6 @@ class Intake:
         step: the last one that was worked for.
         owed: groups dropped for failing, that nobody was asked to refill yet.
         barren: groups dropped for failing since one arrived.
-        settled_at: monotonic seconds of the last settling.
     """
 
     def __init__(
@@ -40,19 +39,41 @@ class Intake:
         dispatch: Dispatch,
         reissue: Reissue,
         books: Books,
-        clock: Clock,
         service: ServiceClock,
     ) -> None:
         self._store, self._config, self._dispatch, self.reissue = store, config, dispatch, reissue
-        self._books, self._clock, self._service = books, clock, service
+        self._books, self._service, self._clock = books, service, service.clock
         self._leases = Leases(config.lease_s, service)
         self.step = self.owed = self.barren = 0
-        self.settled_at = clock.monotonic()
-        self.next_poll = self.settled_at + config.poll_s
+        self._settled_at = self._clock.monotonic()
+        self._next_poll = self._settled_at + config.poll_s
 
-    def moved(self) -> None:
-        """Nobody looked until now: what did not move may have."""
+    # ---- how long to wait
+
+    def begin(self, step: int) -> None:
+        """The trainer waits for groups of `step` from now on; nobody looked until now."""
+        self.step = step
+        self._settled_at = self._clock.monotonic()
         self._leases.moved()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the servers sleep."""
+        return self._service.paused
+
+    def patience(self) -> float:
+        """Seconds until somebody must look at the clock or the list."""
+        until = min(self._next_poll, self._settled_at + self._config.stall_timeout_s)
+        return max(0.0, until - self._clock.monotonic())
+
+    def poll_is_due(self) -> bool:
+        """Whether the list was not looked at for long."""
+        return self._clock.monotonic() >= self._next_poll
+
+    def stalled_for(self) -> float:
+        """Seconds since something settled when they are too many, else 0."""
+        quiet = self._clock.monotonic() - self._settled_at
+        return quiet if quiet >= self._config.stall_timeout_s else 0.0
 
     # ---- out to the workers
 
@@ -99,7 +120,7 @@ class Intake:
         flights = list(self._books.open.values())
         tags = self._store.tags()
         now = self._clock.monotonic()
-        self.next_poll = now + max(self._config.poll_s, _POLL_SHARE * (now - started))
+        self._next_poll = now + max(self._config.poll_s, _POLL_SHARE * (now - started))
         self._sweep(tags)
         there = [(flight, tags[flight.prompt.uid]) for flight in flights if flight.prompt.uid in tags]
         for flight, tag in there:
@@ -137,7 +158,7 @@ class Intake:
         if not tags:
             return
         arrived, failures = land(self._store, [(self._books.open[tag.uid], tag) for tag in tags])
-        self.settled_at = self._clock.monotonic()
+        self._settled_at = self._clock.monotonic()
         self._leases.moved()
         self._books.arrive(arrived)
         if arrived:

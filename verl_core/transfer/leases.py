@@ -13,7 +13,7 @@ class ServiceClock:
     """Monotonic seconds without those between `pause` and `resume`; both are idempotent."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._stood_still = 0.0
         self._paused_at: float | None = None
 
@@ -24,18 +24,18 @@ class ServiceClock:
 
     def now(self) -> float:
         """Seconds."""
-        at = self._clock.monotonic() if self._paused_at is None else self._paused_at
+        at = self.clock.monotonic() if self._paused_at is None else self._paused_at
         return at - self._stood_still
 
     def pause(self) -> None:
         """Stand still."""
         if self._paused_at is None:
-            self._paused_at = self._clock.monotonic()
+            self._paused_at = self.clock.monotonic()
 
     def resume(self) -> None:
         """Go on from where it stood."""
         if self._paused_at is not None:
-            self._stood_still += self._clock.monotonic() - self._paused_at
+            self._stood_still += self.clock.monotonic() - self._paused_at
             self._paused_at = None
 
 

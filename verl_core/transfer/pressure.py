@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_core.config.schema import BufferConfig
+from verl_core.errors import ConfigError
 from verl_core.transfer.flight import Flight
 from verl_core.transfer.staleness import NO_BOUND, Load, StalenessPolicy
 
@@ -24,6 +25,23 @@ def room(policy: StalenessPolicy | None, config: BufferConfig, open_groups: int,
     by_bytes = _by_bytes(config.max_megabytes, load, arrived)
     one_batch = max(0, policy.batch_size - load.total) if policy else 0
     return min(admitted, by_count, max(by_bytes, one_batch))
+
+
+def refuse_a_deadlock(policy: StalenessPolicy | None, config: BufferConfig) -> None:
+    """Raises ConfigError when a batch could never come together."""
+    if policy is None:
+        return
+    size, limit, admitted = policy.batch_size, config.max_groups, policy.admit(Load())
+    if limit is not None and limit < size:
+        raise ConfigError(
+            f"trainer.v1.buffer.max_groups={limit} is less than data.train_batch_size={size}: no batch could ever come "
+            f"together. Raise it to {size} or more"
+        )
+    if admitted < size:
+        raise ConfigError(
+            f"the staleness strategy {policy.name} admits {admitted} groups, fewer than data.train_batch_size={size}: "
+            "no batch could ever come together. Set trainer.v1.sampler.max_off_policy_threshold to 0 or more"
+        )
 
 
 def _by_bytes(megabytes: int | None, load: Load, arrived: Sequence[Flight]) -> int:

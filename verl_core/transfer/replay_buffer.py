@@ -7,29 +7,25 @@ only this class acts on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from verl_core.config.schema import BufferConfig
-from verl_core.errors import ConfigError, DeadlineExceeded, RolloutError, StoreError
+from verl_core.errors import StoreError
 from verl_core.trajectory import Prompt
 from verl_core.transfer.accounting import Accounting
 from verl_core.transfer.books import Books
 from verl_core.transfer.drops import DropSummary
-from verl_core.transfer.eviction import Filter, evictions
+from verl_core.transfer.eviction import Filter
 from verl_core.transfer.flight import Clock, Flight, Group
 from verl_core.transfer.intake import Dispatch, Intake, Reissue
 from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.leases import ServiceClock
 from verl_core.transfer.ledger import Ledger
-from verl_core.transfer.pressure import room
-from verl_core.transfer.staleness import Load, StalenessPolicy
+from verl_core.transfer.pressure import refuse_a_deadlock, room
+from verl_core.transfer.staleness import StalenessPolicy
+from verl_core.transfer.waiting import OnArrival, Refill, Rules, Waiting, groups_of
 
 __all__ = ["Group", "ReplayBuffer"]
-
-OnArrival = Callable[[list[Group]], None]
-Refill = Callable[[int], Sequence[Prompt]]
-
-_BARREN_BATCHES = 4  # so many batches of groups dropped in a row, without one that could be trained on, end the run
 
 
 class ReplayBuffer:
@@ -63,30 +59,13 @@ class ReplayBuffer:
         refill: Refill | None = None,
         filters: Sequence[Filter] = (),
     ) -> None:
-        self._store, self._config = store, config
-        self._policy, self._refill, self._filters = policy, refill, tuple(filters)
-        self._clock = clock or Clock()
-        self._service = ServiceClock(self._clock)
+        refuse_a_deadlock(policy, config)
+        self._store, self._config, self._policy = store, config, policy
+        self._service = ServiceClock(clock or Clock())
         self._books = Books(ledger, self._service)
-        self._intake = Intake(store, config, dispatch, reissue, self._books, self._clock, self._service)
-        self._rejected = 0  # groups that filters rejected since one was claimed
-        self._refuse_a_deadlock()
-
-    def _refuse_a_deadlock(self) -> None:
-        if self._policy is None:
-            return
-        size, limit = self._policy.batch_size, self._config.max_groups
-        if limit is not None and limit < size:
-            raise ConfigError(
-                f"trainer.v1.buffer.max_groups={limit} is less than data.train_batch_size={size}: no batch could ever "
-                f"come together. Raise it to {size} or more"
-            )
-        if (admitted := self._policy.admit(Load())) < size:
-            raise ConfigError(
-                f"the staleness policy {self._policy.name} admits {admitted} groups, fewer than "
-                f"data.train_batch_size={size}: no batch could ever come together. Raise "
-                "trainer.v1.sampler.max_off_policy_threshold"
-            )
+        self._intake = Intake(store, config, dispatch, reissue, self._books, self._service)
+        rules = Rules(policy, refill, tuple(filters))
+        self._waiting = Waiting(self._intake, self._books, rules, self.submit, self._free, self.describe)
 
     # ---- in
 
@@ -123,13 +102,7 @@ class ReplayBuffer:
         known = [base for base in bases if base in self._books.bases]
         if known or len(set(bases)) < len(bases):
             raise StoreError(f"groups adopted that are here, or twice: {known or bases}; adopt before you submit")
-        flights = []
-        for group in groups:
-            flight = Flight(group.prompt, self._service.now(), max(0, group.prompt.step - 1), announced=True)
-            flight.errors = group.errors
-            flight.land(group)
-            flights.append(flight)
-        self._books.adopt(flights)
+        self._books.adopt([Flight.adopted(group, self._service.now()) for group in groups])
 
     def room(self) -> int:
         """How many groups may be submitted now, by staleness policy, max_groups and max_megabytes; NO_BOUND = any
@@ -164,30 +137,16 @@ class ReplayBuffer:
             RolloutError: groups failed, or were rejected by a filter, one after the other without end.
         """
         self.wait_for(n_groups, step, on_arrival)
-        arrived = list(self._books.arrived.values())
-        first = self._policy.order(arrived) if self._policy else sorted(arrived, key=lambda flight: flight.ordinal)
-        chosen = sorted(first[:n_groups], key=lambda flight: flight.ordinal)
+        chosen = sorted(self._waiting.first(n_groups), key=lambda flight: flight.ordinal)
         self._books.claim(chosen, step)
-        self._rejected = 0
         self._store.clear_groups([flight.prompt.uid for flight in chosen])
-        return _groups(chosen)
+        return groups_of(chosen)
 
     def wait_for(self, n_groups: int, step: int, on_arrival: OnArrival | None = None) -> int:
         """Like `sample`, without claiming anything: returns how many groups could be claimed at `step`."""
         if n_groups < 1 or not (self._books.open or self._books.arrived):
             raise StoreError(f"sample({n_groups}) would never return: no group is open; submit prompts first")
-        self._intake.step = step
-        self._intake.settled_at = self._clock.monotonic()  # nobody looked until now
-        self._intake.moved()
-        self._tidy(n_groups, step, on_arrival)
-        while self._short(n_groups, step):
-            self._refuse_sleep()
-            self._intake.look(self._patience())
-            if self._short(n_groups, step) and self._clock.monotonic() >= self._intake.next_poll:
-                self._intake.poll()
-            self._tidy(n_groups, step, on_arrival)
-            if self._short(n_groups, step):
-                self._check_stall()
+        self._waiting.wait(n_groups, step, on_arrival)
         return len(self._books.arrived)
 
     def collect(self) -> int:
@@ -199,79 +158,18 @@ class ReplayBuffer:
     def sampleable(self, step: int) -> int:
         """How many groups could be claimed at `step`, without waiting; takes in what the doorbell told of."""
         self._intake.look(0.0)
-        if self._clock.monotonic() >= self._intake.next_poll:
+        if self._intake.poll_is_due():
             self._intake.poll()
-        arrived = list(self._books.arrived.values())
-        return len(arrived) - len(evictions(arrived, step - 1, self._policy, self._filters))
+        return len(self._books.arrived) - len(self._waiting.evictions(step))
 
     def arrived_groups(self) -> list[Group]:
         """Groups that arrived and were not claimed, by ordinal."""
-        return _groups(sorted(self._books.arrived.values(), key=lambda flight: flight.ordinal))
+        return groups_of(sorted(self._books.arrived.values(), key=lambda flight: flight.ordinal))
 
     def unclaimed(self) -> list[Prompt]:
         """Prompts of all groups that are open or arrived and have no outcome, by ordinal."""
         flights = [*self._books.open.values(), *self._books.arrived.values()]
         return [flight.prompt for flight in sorted(flights, key=lambda flight: flight.ordinal)]
-
-    # ---- one round of waiting
-
-    def _tidy(self, n_groups: int, step: int, on_arrival: OnArrival | None) -> None:
-        """Drop what must not be trained on, serve others in its place, and announce what stays."""
-        found = evictions(list(self._books.arrived.values()), step - 1, self._policy, self._filters)
-        self._books.evict(found, step)
-        uids = [eviction.flight.prompt.uid for eviction in found]
-        self._store.clear_groups(uids)
-        self._store.clear_rows(uids)
-        self._rejected += sum(eviction.from_filter for eviction in found)
-        self._intake.owed += len(found)
-        self._serve_in_place(n_groups)
-        self._announce(on_arrival)
-
-    def _serve_in_place(self, n_groups: int) -> None:
-        if self._refill is None or not self._intake.owed:
-            return
-        if max(self._intake.barren, self._rejected) >= _BARREN_BATCHES * n_groups:
-            raise RolloutError(
-                f"{max(self._intake.barren, self._rejected)} groups in a row were dropped and none could be trained "
-                f"on; see the reasons in journal.jsonl. {self.describe()}"
-            )
-        prompts = self._refill(self._intake.owed)
-        self._intake.owed = 0
-        self.submit(prompts)
-
-    def _announce(self, on_arrival: OnArrival | None) -> None:
-        fresh = [flight for flight in self._books.arrived.values() if not flight.announced]
-        if on_arrival is None or not fresh:
-            return
-        for flight in fresh:
-            flight.announced = True
-        on_arrival(_groups(fresh))
-
-    def _short(self, n_groups: int, step: int) -> bool:
-        """Whether there is something to wait for."""
-        open_groups, arrived = self._books.open, self._books.arrived
-        if not open_groups:
-            return False
-        return len(arrived) < n_groups or bool(self._awaited(n_groups, step))
-
-    def _awaited(self, n_groups: int, step: int) -> list[Flight]:
-        if self._policy is None:
-            return []
-        open_groups, arrived = list(self._books.open.values()), list(self._books.arrived.values())
-        return self._policy.must_wait_for(open_groups, arrived, step - 1, n_groups)
-
-    def _patience(self) -> float:
-        until = min(self._intake.next_poll, self._intake.settled_at + self._config.stall_timeout_s)
-        return max(0.0, until - self._clock.monotonic())
-
-    def _refuse_sleep(self) -> None:
-        if self._service.paused:
-            raise StoreError(f"waiting for groups while the servers sleep; call resume() first. {self.describe()}")
-
-    def _check_stall(self) -> None:
-        quiet = self._clock.monotonic() - self._intake.settled_at
-        if quiet >= self._config.stall_timeout_s:
-            raise DeadlineExceeded("any group to finish", quiet, self.describe())
 
     # ---- done
 
@@ -295,9 +193,12 @@ class ReplayBuffer:
     def abandon(self, reason: str) -> int:
         """Drop every group that is open or waits to be trained on: the run is over. Returns how many."""
         uids = [flight.prompt.uid for flight in self._books.abandon(reason, self._intake.step + 1)]
+        self._free(uids)
+        return len(uids)
+
+    def _free(self, uids: Sequence[str]) -> None:
         self._store.clear_groups(uids)
         self._store.clear_rows(uids)
-        return len(uids)
 
     # ---- telling
 
@@ -316,9 +217,5 @@ class ReplayBuffer:
 
     def describe(self) -> str:
         """State dump for messages."""
-        policy = f"staleness policy {self._policy.name}" if self._policy else "no staleness policy"
-        return f"{self._books.describe()}\n  {policy}; foreign tags met in the store: {self._store.quarantined_tags}"
-
-
-def _groups(flights: Sequence[Flight]) -> list[Group]:
-    return [flight.group for flight in flights if flight.group is not None]
+        foreign = f"foreign tags met in the store: {self._store.quarantined_tags}"
+        return f"{self._books.describe()}\n  {self._waiting.describe()}; {foreign}"
