@@ -32,6 +32,7 @@ class PolicyGroup:
     def __init__(self, config: RunConfig, namespace: str, actors: list[Any]) -> None:
         self._config, self._namespace, self._actors = config, namespace, actors
         self._broken = ""
+        self._steps: int | None = None  # of the ranks, while no call that may move them is under way
 
     @classmethod
     def attach_or_launch(
@@ -71,11 +72,13 @@ class PolicyGroup:
         return group
 
     def steps_done(self) -> int:
-        """See PolicyEngine."""
-        steps = {status.steps_done for status in self.status()}
-        if len(steps) > 1:
-            raise self._break(f"the ranks are at different steps: {sorted(steps)}")
-        return steps.pop()
+        """See PolicyEngine. The ranks are asked once: only calls of their one owner, this group, move them."""
+        if self._broken or self._steps is None:
+            steps = {status.steps_done for status in self.status()}
+            if len(steps) > 1:
+                raise self._break(f"the ranks are at different steps: {sorted(steps)}")
+            self._steps = steps.pop()
+        return self._steps
 
     def status(self) -> list[WorkerStatus]:
         """Of every rank."""
@@ -91,7 +94,8 @@ class PolicyGroup:
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """See PolicyEngine."""
-        metrics: dict[str, float] = self._call("update", self._sent(batch), step)[0]
+        metrics: dict[str, float] = self._moving("update", self._sent(batch), step)[0]
+        self._steps = step
         return metrics
 
     def publish(self, version: int) -> WeightManifest:
@@ -117,11 +121,11 @@ class PolicyGroup:
 
     def load(self, folder: str) -> None:
         """See PolicyEngine."""
-        self._call("load", folder)
+        self._moving("load", folder)
 
     def reset(self) -> None:
         """See PolicyEngine."""
-        self._call("reset")
+        self._moving("reset")
 
     def weights_sha256(self) -> str:
         """See PolicyEngine."""
@@ -169,6 +173,11 @@ class PolicyGroup:
         return {state.identity for state in states} == {identity} and all(
             state.settled and state.steps_done == states[0].steps_done for state in states
         )
+
+    def _moving(self, method: str, *arguments: Any) -> list[Any]:
+        """A call after which, whether it fails or not, the ranks are to be asked anew where they stand."""
+        self._steps = None
+        return self._call(method, *arguments)
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         if self._broken:

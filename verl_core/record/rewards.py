@@ -43,7 +43,9 @@ def pack_rewards(rewards: Sequence[Reward]) -> bytes:
     columns = {
         "key": [reward.key for reward in rewards],
         "score": [float(reward.score) for reward in rewards],
-        "components": [json.dumps(plain(reward.components), sort_keys=True) for reward in rewards],
+        "components": [
+            json.dumps(plain(reward.components), sort_keys=True) if reward.components else "{}" for reward in rewards
+        ],
         "status": [reward.status for reward in rewards],
         "reason": [reward.reason for reward in rewards],
     }

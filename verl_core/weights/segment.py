@@ -26,7 +26,7 @@ class Segment:
     """A mapped file; `bytes` is uint8 [capacity]. Views of it must be dropped before `close`."""
 
     def __init__(self, path: Path, descriptor: int, capacity: int, flags: int) -> None:
-        self.path, self.capacity, self._descriptor = path, capacity, descriptor
+        self.path, self.capacity, self._descriptor, self._reserved = path, capacity, descriptor, 0
         self.bytes = torch.frombuffer(mmap.mmap(descriptor, capacity, flags), dtype=torch.uint8)
 
     @classmethod
@@ -76,9 +76,13 @@ class Segment:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def reserve(self, used: int) -> None:
-        """Take pages for the first `used` bytes now: writing to a full tmpfs through a mapping kills the process."""
+        """Take pages for the first `used` bytes now: writing to a full tmpfs through a mapping kills the process. Pages
+        once taken stay."""
+        if used <= self._reserved:
+            return
         try:
             os.posix_fallocate(self._descriptor, 0, used)
+            self._reserved = used
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

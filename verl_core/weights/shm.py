@@ -56,6 +56,7 @@ class ShmSender:
         for slot in SLOTS:
             (self._folder / slot).mkdir(exist_ok=True)
         self._segments: dict[str, list[Segment]] = {slot: [] for slot in SLOTS}
+        self._last = ""  # the slot of this sender's last publication
 
     def publish(self, named: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
         """See WeightSender. Tensors are taken one at a time, so a generator that gathers shards never holds two.
@@ -79,6 +80,7 @@ class ShmSender:
             version, "shm", str(self._folder / slot), tuple(layout.tensors), tuple(layout.used), checksums
         )
         write_current(self._folder, manifest)
+        self._last = slot
         return manifest
 
     def close(self) -> None:
@@ -93,8 +95,9 @@ class ShmSender:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _free_slot(self) -> str:
-        current = read_current(self._folder)
-        return SLOTS[1] if current is not None and Path(current.location).name == SLOTS[0] else SLOTS[0]
+        current = None if self._last else read_current(self._folder)  # an earlier sender's
+        taken = self._last or ("" if current is None else Path(current.location).name)
+        return SLOTS[1] if taken == SLOTS[0] else SLOTS[0]
 
     def _segment(self, slot: str, bucket: int, used: int, fresh: bool) -> Segment:
         """The bucket's segment, ours alone and large enough; `fresh` when the bucket is started."""
