@@ -55,6 +55,10 @@ class RecordError(VerlError):
     """The run directory is in use by another run, or one of its files is missing or damaged."""
 
 
+class StreamFailed(VerlError):
+    """The other side of an asynchronous run (rollout or trainer) failed, fell silent, or left before its time."""
+
+
 class GateError(VerlError):
     """A finished run did not reach the score that it must have to be promoted."""
 
