@@ -136,6 +136,7 @@ def test_refused_before_anything_moves() -> None:
 def test_the_backend_fits_the_device() -> None:
     assert [backend_of("auto", "cpu"), backend_of("auto", "cuda"), backend_of("shm", "cuda")] == ["shm", "ipc", "shm"]
     assert backend_of("nccl", "cuda") == "nccl"
+    assert [backend_of("auto", "cuda", apart=True), backend_of("auto", "cpu", apart=True)] == ["nccl", "shm"]
     for setting in ("ipc", "nccl"):
         with pytest.raises(ConfigError, match=r"trainer\.device is cpu"):
             backend_of(setting, "cpu")  # type: ignore[arg-type]

@@ -26,12 +26,11 @@ def same_host_sender(config: RunConfig, device: torch.device, folder: str) -> Se
     """The sender a run on one host needs no servers for; None when the backend is one between devices (`use_sender`
     later).
     """
-    from verl_core.weights.sender import backend_of, sender_for
+    from verl_core.weights.sender import run_backend, sender_for
 
-    rollout = config.actor_rollout_ref.rollout
-    if backend_of(rollout.update_weights_backend, device.type) != "shm":
+    if run_backend(config, device.type) != "shm":
         return None
-    bucket_bytes = rollout.update_weights_bucket_megabytes * 2**20
+    bucket_bytes = config.actor_rollout_ref.rollout.update_weights_bucket_megabytes * 2**20
     return lambda rank, named: sender_for("shm", bucket_bytes, folder=folder) if rank == 0 else None
 
 

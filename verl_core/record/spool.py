@@ -45,11 +45,15 @@ class StepSpool:
         groups = [_group(payload) for payload in _payloads(data)]
         return list({group.prompt.uid: group for group in groups}.values())
 
-    def remove(self) -> None:
-        """Forget the groups; their trajectories are durable elsewhere."""
+    def close(self) -> None:
+        """Let the file go. Idempotent; an append opens it again."""
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def remove(self) -> None:
+        """Forget the groups; their trajectories are durable elsewhere."""
+        self.close()
         for name in self._rundir.names(self.path.rpartition("/")[0]):
             if name.startswith("spool"):
                 self._rundir.remove(f"{self.path.rpartition('/')[0]}/{name}")

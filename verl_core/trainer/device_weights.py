@@ -16,7 +16,7 @@ from verl_core.rollout.servers import Servers
 from verl_core.weights.device import DeviceBackend, DeviceGroup
 from verl_core.weights.interface import WeightSender
 from verl_core.weights.layout import layout_of
-from verl_core.weights.sender import backend_of, sender_for
+from verl_core.weights.sender import run_backend, sender_for
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DeviceSenderFactory:
 def connect_devices(config: RunConfig, device: str, policy: PolicyGroup, servers: Servers) -> None:
     """Give the policy a sender to the servers when weights go from device to device; nothing otherwise."""
     rollout = config.actor_rollout_ref.rollout
-    backend = backend_of(rollout.update_weights_backend, device)
+    backend = run_backend(config, device)
     if backend == "shm":
         return
     address, port = policy.meeting_point() if backend == "nccl" else ("", 0)

@@ -39,6 +39,30 @@ def rollout_metrics(trajectories: Sequence[Trajectory], max_response: int, secon
     }
 
 
+def staleness_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """How many publications lie between a trajectory's oldest token and the weights that train on it, and the share of
+    tokens that are older than these.
+
+    Args:
+        version: of the weights that train.
+    """
+    ages = np.asarray([version - row.min_version for row in trajectories], dtype=np.int64)
+    segments = [segment for row in trajectories for segment in row.segments]
+    tokens = max(1, sum(segment.length for segment in segments))
+    old = sum(segment.length for segment in segments if segment.weight_version < version)
+    cut = sum(len(row.segments) > 1 for row in trajectories)
+    return {
+        **spread("training/staleness", ages),
+        "training/off_policy_token_share": old / tokens,
+        "training/resumed_share": cut / max(1, len(trajectories)),
+    }
+
+
+def drop_metrics(drops: DropSummary) -> dict[str, float]:
+    """Groups dropped since the step before; who they were, when there are any."""
+    return drops.metrics() if drops.groups else {"buffer/dropped": 0.0}
+
+
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
     """`critic/score/*` over the rows that were scored; quarantined ones are counted apart."""
     scores = np.asarray([reward.score for reward in rewards if not reward.quarantined], dtype=np.float32)

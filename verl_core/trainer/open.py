@@ -18,6 +18,7 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.registry import check_sources
 from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
+from verl_core.trainer.feed import PromptFeed, feed_plan
 from verl_core.trainer.past import agree_with_past, record_opening, start_of
 from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
@@ -27,6 +28,7 @@ from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.step_files import StepFiles
 from verl_core.transfer.availability import require_transfer_queue
 from verl_core.transfer.replay_buffer import ReplayBuffer
+from verl_core.transfer.staleness import staleness_policy
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,17 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     guard.callback(actors.shutdown)  # until the run is open
     limits, dispatch = config.trainer.v1.buffer, actors.agents.dispatch
     asked = validation or stream
+    plan = feed_plan(config, total, start.step, checkpoint, stream)
+    feed = PromptFeed(stream, plan, files)
+    buffer = ReplayBuffer(
+        actors.stores[0],
+        limits,
+        dispatch,
+        RolloutLedger(journal),
+        stream.reissue,
+        policy=staleness_policy(config),
+        refill=feed.replace if trainer_cls.ahead else None,
+    )
     session = Session(
         config=config,
         config_hash=config_hash(config),
@@ -115,16 +128,18 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         checkpoints=CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config),
         start_checkpoint=checkpoint,
         stream=stream,
+        feed=feed,
         validation=validation,
         tokenizer=tokenizer,
         policy=actors.policy,
         servers=actors.servers,
-        buffer=ReplayBuffer(actors.stores[0], limits, dispatch, RolloutLedger(journal), stream.reissue),
+        buffer=buffer,
         validation_buffer=ReplayBuffer(actors.stores[1], limits, dispatch, NoLedger(), asked.reissue),
         scorer=actors.scorer,
         sinks=sinks,
         lock=lock,
         on_policy=trainer_cls.on_policy,
+        overlaps=trainer_cls.overlaps,
     )
     record_opening(run, config, start)
     trainer = trainer_cls(session)

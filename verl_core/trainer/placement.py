@@ -2,8 +2,9 @@
 queue; and the ranks and servers of a run on one node sit on one node, as shared memory and their meeting point demand.
 
 On a CPU every actor asks for 0 CPUs: nothing can queue, and the operating system shares the cores. On GPUs policy
-ranks and servers share the devices, one bundle of the run's placement group each; each takes a fraction of it. An actor
-sees the one device of its bundle, so a server has one.
+ranks and servers share the devices, one bundle of the run's placement group each; each takes a fraction of it. In
+separate_async the servers have bundles of their own, behind those of the ranks. An actor sees the one device of its
+bundle, so a server has one.
 """
 
 from __future__ import annotations
@@ -70,21 +71,34 @@ def place(config: RunConfig) -> Placement:
         group = reserve(name, [_pin()], one_node=True, timeout_s=limit)
         here = _at(group, 0, 0.0)
         return Placement(device, group, lambda _: here, lambda _: here, here, servers)
-    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks
-    group = reserve(name, bundles, one_node=config.trainer.nnodes == 1, timeout_s=limit)
+    alone = rollout_devices(config)
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone)
+    group = reserve(name, bundles, one_node=config.trainer.nnodes == 1 and not alone, timeout_s=limit)
+    first, policy_share, server_share = (ranks, 1.0, 1.0) if alone else (0, _POLICY_SHARE, _SERVER_SHARE)
     return Placement(
         device,
         group,
-        lambda rank: _at(group, rank, _POLICY_SHARE),
-        lambda index: _at(group, index, _SERVER_SHARE),
+        lambda rank: _at(group, rank, policy_share),
+        lambda index: _at(group, first + index, server_share),
         _at(group, 0, 0.0),
         servers,
     )
 
 
+def rollout_devices(config: RunConfig) -> int:
+    """GPUs that only serve: rollout.nnodes x rollout.n_gpus_per_node in separate_async, else none."""
+    return config.num_devices - config.world_size
+
+
 def _require(config: RunConfig, ranks: int, device: str) -> None:
     """Raise ResourceError unless there are as many devices as ranks: on one node for a run on one node."""
     have = [_amount(node, "GPU" if device == "cuda" else "CPU") for node in _nodes()]
+    alone = rollout_devices(config) if device == "cuda" else 0
+    if alone and ranks + alone > sum(have):
+        raise ResourceError(
+            f"the trainer's {ranks} devices and the rollout's {alone} (actor_rollout_ref.rollout.nnodes x "
+            f"n_gpus_per_node) make {ranks + alone}, the cluster has {sum(have)}. Lower one of them."
+        )
     if ranks > sum(have):
         raise ResourceError(
             f"trainer.nnodes x trainer.n_gpus_per_node asks for {ranks} {device} devices, the cluster has {sum(have)}. "
@@ -106,11 +120,15 @@ def _servers(config: RunConfig, ranks: int, device: str) -> int:
         )
     if device == "cpu":
         return rollout.num_servers or 1
-    servers = rollout.num_servers or ranks
-    if servers > ranks:
+    if config.trainer.v1.trainer_mode == "separate_async" and not rollout_devices(config):
+        raise ConfigError("actor_rollout_ref.rollout.nnodes: separate_async needs devices for the rollout alone")
+    devices = rollout_devices(config) or ranks
+    servers = rollout.num_servers or devices
+    if servers > devices:
+        whose = "there are" if rollout_devices(config) else "share the trainer's"
         raise ResourceError(
-            f"actor_rollout_ref.rollout.num_servers: {servers} servers need a device each, and share the trainer's "
-            f"{ranks}. Lower it, or leave it null."
+            f"actor_rollout_ref.rollout.num_servers: {servers} servers need a device each, and {whose} {devices}. "
+            "Lower it, or leave it null."
         )
     return servers
 

@@ -23,7 +23,9 @@ class PPOTrainer:
     on_init_end, on_train_begin, on_train_end; around a validation: on_validate_begin, on_validate_end.
     """
 
-    on_policy = False
+    on_policy = False  # every token comes from the weights that train on it
+    ahead = False  # prompts are served before the step that needs them, and dropped ones replaced
+    overlaps = False  # servers generate while the trainer works
 
     def __init__(self, session: Session) -> None:
         self.session = session

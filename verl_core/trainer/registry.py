@@ -36,7 +36,9 @@ def get_trainer_cls(name: str) -> type[PPOTrainer]:
     Raises:
         ConfigError: unknown name; lists the known ones.
     """
-    import verl_core.trainer.sync  # noqa: F401  registers the built-in modes
+    import verl_core.trainer.colocate_async
+    import verl_core.trainer.separate_async
+    import verl_core.trainer.sync  # noqa: F401  these register the built-in modes
 
     if name not in _TRAINERS:
         raise ConfigError(f"trainer.v1.trainer_mode={name!r} is unknown. Known modes: {', '.join(sorted(_TRAINERS))}")

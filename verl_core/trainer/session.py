@@ -8,7 +8,8 @@ node, a resume) and the process that never stopped do the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +25,14 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
 from verl_core.rollout.servers import Servers
+from verl_core.trainer.feed import PromptFeed
 from verl_core.trainer.restore import bring_policy_to
 from verl_core.trainer.step_files import StepFiles
 from verl_core.trajectory import Prompt
 from verl_core.transfer.replay_buffer import ReplayBuffer
 
 WORK = ("gen", "old_log_prob", "ref", "update_actor")  # generating and training; the rest of a step is overhead
+OVERLAP = "perf/overlap_s"
 KL_STATE = "actor/reward_kl_penalty_coeff_next"
 
 
@@ -60,7 +63,9 @@ class Session:
     Attributes:
         start_checkpoint: what the run started from; None = the start policy.
         on_policy: whether every token of step t must come from version t - 1.
-        stream: training prompts; `validation`: the validation prompts, None without a validation set.
+        overlaps: whether servers generate while the trainer works.
+        feed: serves the training prompts of `stream`.
+        validation: the validation prompts, None without a validation set.
         buffer, validation_buffer: separate books; validation prompts are not accounted for.
     """
 
@@ -73,6 +78,7 @@ class Session:
     checkpoints: CheckpointStore
     start_checkpoint: Checkpoint | None
     stream: PromptStream
+    feed: PromptFeed
     validation: PromptStream | None
     tokenizer: ChatTokenizer
     policy: PolicyEngine
@@ -83,6 +89,7 @@ class Session:
     sinks: MetricSinks
     lock: OwnerLock
     on_policy: bool
+    overlaps: bool
     _clock: dict[int, float] = field(default_factory=dict)
 
     # ---- where the run stands
@@ -113,12 +120,6 @@ class Session:
 
     # ---- prompts
 
-    def prompts_of(self, step: int) -> list[Prompt]:
-        """The step's prompts: a function of (data, seed, step) alone."""
-        size = self.config.data.train_batch_size
-        self.stream.seek((step - 1) * size)
-        return self.stream.take(size, step)
-
     def validation_prompts(self, step: int) -> list[Prompt]:
         """All validation prompts; their uids differ from step to step."""
         if self.validation is None:
@@ -144,14 +145,20 @@ class Session:
 
     def wake_servers(self, version: int) -> None:
         """Servers awake, serving `version`. The policy holds that version when they do not."""
+        self.publish(version)
+        self.servers.wake()
+
+    def publish(self, version: int) -> None:
+        """Servers serve `version`; nothing when they do."""
         if self.servers.version() != version:
             self.servers.update_weights(self.policy.publish(version))
-        self.servers.wake()
 
     def save_checkpoint(self, step: int) -> str:
         """Checkpoint everything that changes; returns the folder's path or URL."""
-        self.stream.seek(step * self.config.data.train_batch_size)
-        state = {"stream": self.stream.state(), "kl": self.kl_control(step + 1).state_dict(), "step": step}
+        feed = self.feed.state_after(step)
+        stream = {**self.stream.identity(), "ordinal": feed.next}
+        kl = self.kl_control(step + 1).state_dict()
+        state = {"stream": stream, "feed": feed.to_json(), "kl": kl, "step": step}
         saved = self.checkpoints.save(step, lambda folder: self.policy.save(str(folder)), state)
         return self.run.url(saved.path)
 
@@ -168,6 +175,19 @@ class Session:
         return control
 
     # ---- numbers
+
+    @contextmanager
+    def training(self, name: str, metrics: dict[str, float]) -> Iterator[None]:
+        """Around work of the trainer's devices: its seconds as `timing_s/{name}`, and, where servers generate
+        meanwhile, for how many of them one did, at least, added to `perf/overlap_s`."""
+        before = self.servers.usage() if self.overlaps else {}
+        started = time.perf_counter()
+        yield
+        metrics[f"timing_s/{name}"] = time.perf_counter() - started
+        if self.overlaps:
+            since = [used.since(before.get(server)) for server, used in self.servers.usage().items()]
+            both = min(max((used.busy_s for used in since), default=0.0), metrics[f"timing_s/{name}"])
+            metrics[OVERLAP] = metrics.get(OVERLAP, 0.0) + both
 
     def start_clock(self, step: int) -> None:
         """The step begins, in this process."""
@@ -192,6 +212,6 @@ class Session:
             "timing_s/step": seconds,
             "perf/time_per_step": seconds,
             "perf/total_num_tokens": float(tokens),
-            "perf/throughput": tokens / max(seconds, 1e-9) / self.config.world_size,
+            "perf/throughput": tokens / max(seconds, 1e-9) / self.config.num_devices,
             "perf/overhead_share": max(0.0, 1.0 - worked / max(seconds, 1e-9)),
         }

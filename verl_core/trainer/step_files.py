@@ -20,6 +20,7 @@ from verl_core.record.rundir import Published, RunDir
 from verl_core.record.spool import StepSpool
 from verl_core.record.step_record import StepRecord, read_step_record, write_metrics, write_step_record
 from verl_core.record.trajectories import read_trajectories, write_trajectories
+from verl_core.trainer.feed import FeedState
 from verl_core.trainer.stage import StageName, StageOutput
 from verl_core.trajectory import Reward, Trajectory
 
@@ -30,6 +31,7 @@ FILES: dict[StageName, str] = {
     "update": "record.json",
 }
 VALIDATION = "validation.json"
+FEED = "feed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ class StepFiles:
     def spool(self, step: int) -> StepSpool:
         """Groups of the step that settled so far."""
         return StepSpool(self.run, step)
+
+    def feed(self, step: int) -> FeedState | None:
+        """Where serving stood after the rollout of `step`; None when nothing was ahead, open or replaced."""
+        path = f"{RunDir.step_dir(step)}/{FEED}"
+        return FeedState.from_json(json.loads(self.run.read(path))) if self.run.exists(path) else None
+
+    def save_feed(self, step: int, state: FeedState) -> None:
+        """Publish it: before the trajectories, which make the rollout done."""
+        self.run.publish_bytes(f"{RunDir.step_dir(step)}/{FEED}", json.dumps(state.to_json()).encode())
 
     def save_trajectories(self, step: int, rows: list[Trajectory], metrics: dict[str, float]) -> StageOutput:
         """Publish the rollout's output; the spool has then served."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict, cast, get_args
 
+from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError, WeightError
 from verl_core.weights.device import DeviceGroup, DeviceSender
 from verl_core.weights.interface import Backend, TensorSpec, WeightSender
@@ -21,14 +22,24 @@ class SenderOptions(TypedDict):
     specs: Sequence[TensorSpec]
 
 
-def backend_of(setting: Literal["auto", "shm", "ipc", "nccl"], device: str) -> Backend:
+def run_backend(config: RunConfig, device: str) -> Backend:
+    """The run's backend; see `backend_of`."""
+    apart = config.trainer.v1.trainer_mode == "separate_async"
+    return backend_of(config.actor_rollout_ref.rollout.update_weights_backend, device, apart)
+
+
+def backend_of(setting: Literal["auto", "shm", "ipc", "nccl"], device: str, apart: bool = False) -> Backend:
     """`actor_rollout_ref.rollout.update_weights_backend` resolved: auto is shm on a CPU and ipc on GPUs.
+
+    Args:
+        apart: servers have devices of their own; auto is nccl between GPUs then.
 
     Raises:
         ConfigError: ipc or nccl on a CPU.
     """
     if setting == "auto":
-        return "ipc" if device == "cuda" else "shm"
+        between = "nccl" if apart else "ipc"
+        return cast(Backend, between) if device == "cuda" else "shm"
     if setting != "shm" and device != "cuda":
         raise ConfigError(
             f"actor_rollout_ref.rollout.update_weights_backend={setting} moves weights between GPUs, "

@@ -47,6 +47,13 @@ class RunConfig:
         return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
+    def num_devices(self) -> int:
+        """Devices of the run: the trainer's, and those of the rollout alone."""
+        rollout = self.actor_rollout_ref.rollout
+        alone = rollout.nnodes * (rollout.n_gpus_per_node or self.trainer.n_gpus_per_node)
+        return self.world_size + alone
+
+    @property
     def max_model_len(self) -> int:
         """Tokens a server must be able to hold for one sequence."""
         given = self.actor_rollout_ref.rollout.max_model_len

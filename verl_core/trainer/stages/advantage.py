@@ -117,14 +117,14 @@ def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.
 
 
 def _with_log_probs(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-    started = time.perf_counter()
-    old = session.policy.old_log_probs(batch)
+    metrics: dict[str, float] = {}
+    with session.training("old_log_prob", metrics):
+        old = session.policy.old_log_probs(batch)
     batch = batch.with_column("old_log_probs", old.log_probs)
     if old.entropy is not None:
         batch = batch.with_column("entropy", old.entropy)
-    metrics = {"timing_s/old_log_prob": time.perf_counter() - started}
     if session.config.needs_reference:
-        started = time.perf_counter()
-        batch = batch.with_column("ref_log_probs", session.policy.ref_log_probs(batch).log_probs)
-        metrics["timing_s/ref"] = time.perf_counter() - started
+        with session.training("ref", metrics):
+            reference = session.policy.ref_log_probs(batch)
+        batch = batch.with_column("ref_log_probs", reference.log_probs)
     return batch, metrics

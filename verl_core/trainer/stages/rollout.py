@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 
 from verl_core.errors import RolloutError
-from verl_core.trainer.metrics import rollout_metrics
+from verl_core.trainer.metrics import drop_metrics, rollout_metrics, staleness_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Trajectory
-from verl_core.transfer.replay_buffer import Group
 
 
 def rollout(session: Session, step: int) -> StageOutput:
@@ -24,7 +23,10 @@ def rollout(session: Session, step: int) -> StageOutput:
     """
     session.start_clock(step)
     started = time.perf_counter()
-    groups = _sample(session, step)
+    spool = session.files.spool(step)
+    session.feed.take_over(step, spool.read)
+    session.feed.top_up(step, session.buffer)
+    groups = session.buffer.sample(session.config.data.train_batch_size, step, on_arrival=spool.append)
     seconds = time.perf_counter() - started
     trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)
     if not trajectories:
@@ -37,22 +39,21 @@ def rollout(session: Session, step: int) -> StageOutput:
         "timing_s/gen": seconds,
         "training/groups": float(len(groups)),
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
+        **staleness_metrics(trajectories, step - 1),
+        **drop_metrics(session.buffer.drops()),
     }
+    _leave_the_rest(session, step)
     output = session.files.save_trajectories(step, trajectories, metrics)
     session.buffer.clear(groups)  # the file is durable: the rows have served their purpose
     return output
 
 
-def _sample(session: Session, step: int) -> Sequence[Group]:
-    spool = session.files.spool(step)
-    prompts = session.prompts_of(step)
-    spooled = {group.prompt.base_uid: group for group in spool.read()}
-    missing = [prompt for prompt in prompts if prompt.base_uid not in spooled]
-    found: Sequence[Group] = []
-    if missing:
-        session.buffer.submit(missing)
-        found = session.buffer.sample(len(missing), step, on_arrival=spool.append)
-    return sorted([*spooled.values(), *found], key=lambda group: group.prompt.ordinal)
+def _leave_the_rest(session: Session, step: int) -> None:
+    """What arrived and was not chosen belongs to the next step's spool: this one's goes with its trajectories."""
+    spool = session.files.spool(step + 1)
+    spool.append(session.buffer.arrived_groups())
+    spool.close()
+    session.feed.close_step(step, session.buffer)
 
 
 def _refuse_other_versions(trajectories: Sequence[Trajectory], step: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from verl_core.record.step_record import StepRecord, code_version
-from verl_core.trainer.session import Session
+from verl_core.trainer.session import OVERLAP, Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trainer.stages.reward import unscored_groups
 from verl_core.trainer.step_files import UpdateDraft
@@ -15,9 +15,10 @@ from verl_core.trajectory import Reward, Trajectory
 
 def update(session: Session, step: int) -> UpdateDraft:
     """Train the policy on the step's batch and checkpoint when due. Nothing says yet that the step is done."""
-    started = time.perf_counter()
-    metrics = session.policy.update(session.files.batch(step), step)
-    metrics["timing_s/update_actor"] = time.perf_counter() - started
+    metrics: dict[str, float] = {}
+    batch = session.files.batch(step)
+    with session.training("update_actor", metrics):
+        metrics.update(session.policy.update(batch, step))
     if session.saves_at(step):
         started = time.perf_counter()
         checkpoint = session.save_checkpoint(step)
@@ -33,6 +34,9 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
     step = draft.step
     trajectories, rewards = session.files.trajectories(step), session.files.rewards(step)
     metrics = {**session.files.metrics(step), **draft.metrics}
+    if OVERLAP in metrics:  # of the stages, which each have their own
+        parts = (session.files.metrics(step, ("advantage",)), draft.metrics)
+        metrics[OVERLAP] = sum(part.get(OVERLAP, 0.0) for part in parts)
     metrics |= session.step_clock(
         step, metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories)
     )
@@ -74,7 +78,7 @@ def _record(
         timings={
             name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")
         },
-        device_seconds=seconds * session.config.world_size,
+        device_seconds=seconds * session.config.num_devices,
         weights_sha256=draft.weights_sha256,
         checkpoint=draft.checkpoint,
     )
