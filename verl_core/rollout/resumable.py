@@ -97,8 +97,8 @@ class ResumableClient:
                 course.keep(checked_generation(reply))
                 if course.kept.stop_reason != "abort":
                     return course.kept
-            self._check(course)
             await self._rest(course)
+            self._check(course)
 
     async def _attempt(self, course: _Course, prompt_ids: Sequence[int], params: SamplingParams) -> Generation | None:
         """Ask one server for what is missing; None when it could not take the request."""
@@ -122,7 +122,7 @@ class ResumableClient:
     async def _rest(self, course: _Course) -> None:
         if course.rest_s:
             began = time.monotonic()
-            await asyncio.sleep(min(course.rest_s, course.pause_s))
+            await asyncio.sleep(max(0.0, min(course.rest_s, course.pause_s)))
             course.spend(time.monotonic() - began, 0.0)
 
     def _check(self, course: _Course) -> None:
