@@ -1,5 +1,5 @@
-"""`make equivalence`: one truth. The legacy path, the sync mode in process and the Flyte graph give the same weights
-bit for bit from the same (scripted) rollouts; two ranks differ by no more than the order of their sums allows."""
+"""`make equivalence`: one truth. The legacy path, the sync mode in process and the Flyte graph, and both asynchronous
+modes when nothing is served ahead, give the same weights bit for bit from the same (scripted) rollouts; two ranks differ by no more than the order of their sums allows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def main() -> None:
         "sync": runs.in_process(CONFIG, overrides("sync")),
         "flyte_1": runs.by_flyte(CONFIG, overrides("flyte_1", "trainer.steps_per_node=1")),
         "flyte_2": runs.by_flyte(CONFIG, overrides("flyte_2", "trainer.steps_per_node=2")),
+        "colocate_async": runs.in_process(CONFIG, overrides("colocate_async", *on_policy("colocate_async"))),
+        "separate_async": runs.in_process(CONFIG, overrides("separate_async", *on_policy("separate_async"))),
         "sync_2_ranks": runs.in_process(CONFIG, overrides("sync_2_ranks", "trainer.n_gpus_per_node=2")),
     }
     for name, command in paths.items():
@@ -47,6 +49,15 @@ def main() -> None:
 def overrides(name: str, *more: str) -> list[str]:
     """Settings of one path: a run directory of its own, everything else equal."""
     return [f"trainer.default_local_dir={ROOT}", f"trainer.experiment_name={name}", *more]
+
+
+def on_policy(mode: str) -> list[str]:
+    """An asynchronous mode with zero warm-up and staleness bound 0."""
+    return [
+        f"trainer.v1.trainer_mode={mode}",
+        f"trainer.v1.{mode}.num_warmup_batches=0",
+        "trainer.v1.sampler.max_off_policy_threshold=0",
+    ]
 
 
 def largest_difference(one: Path, other: Path) -> float:

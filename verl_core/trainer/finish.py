@@ -13,7 +13,7 @@ from verl_core.record.accounting import accounting
 from verl_core.record.rundir import REPORT
 from verl_core.record.step_record import read_metrics
 from verl_core.report import render_report
-from verl_core.trainer.session import WORK, Session
+from verl_core.trainer.session import OVERLAP, WORK, Session
 
 SUMMARY = "summary.json"
 _PACKAGES = {
@@ -34,6 +34,9 @@ class Summary:
     wall_s: seconds from the first prompt served to now, pauses between attempts included.
     step_overhead_share: share of the steps' time outside generating and training.
     report: path or URL.
+    overlap_s: seconds in which a server generated while the trainer worked, at least; separate_async.
+    staleness_mean, staleness_max: weight versions between a trajectory's oldest token and the weights it trained.
+    dropped: groups that were served and not trained on, by reason.
     over_long_dropped, over_long_cut: training rows left out, or cut at the left, for data.max_prompt_length.
     """
 
@@ -47,6 +50,11 @@ class Summary:
     final_weights_sha256: str
     report: str
     run_dir: str
+    mode: str = "sync"
+    overlap_s: float = 0.0
+    staleness_mean: float = 0.0
+    staleness_max: float = 0.0
+    dropped: dict[str, int] = field(default_factory=dict)
     over_long_dropped: int = 0
     over_long_cut: int = 0
     accounting: dict[str, object] = field(default_factory=dict)
@@ -79,6 +87,7 @@ def finish(session: Session) -> Summary:
         )
     scores = [row["critic/score/mean"] for row in numbers if "critic/score/mean" in row] or [float("nan")]
     events = session.journal.events()
+    accounts = accounting(session.journal)
     summary = Summary(
         steps=session.total_steps,
         reward_first5=fmean(scores[:_EDGE]),
@@ -90,9 +99,14 @@ def finish(session: Session) -> Summary:
         final_weights_sha256=session.policy.weights_sha256(),
         report=session.run.url(REPORT),
         run_dir=session.run.root,
+        mode=session.config.trainer.v1.trainer_mode if session.config.trainer.use_v1 else "legacy",
+        overlap_s=sum(row.get(OVERLAP, 0.0) for row in numbers),
+        staleness_mean=fmean(row.get("training/staleness/mean", 0.0) for row in numbers),
+        staleness_max=max(row.get("training/staleness/max", 0.0) for row in numbers),
+        dropped=accounts.dropped,
         over_long_dropped=len(session.stream.report.dropped) if session.stream.report else 0,
         over_long_cut=len(session.stream.report.cut) if session.stream.report else 0,
-        accounting=asdict(accounting(session.journal)),
+        accounting=asdict(accounts),
         versions=versions(),
     )
     session.run.publish_bytes(SUMMARY, json.dumps(asdict(summary), indent=1).encode())
