@@ -160,7 +160,7 @@ WITHOUT_EFFECT = [
     (f"{ACTOR}.optim.min_lr_ratio=0.1", [], [f"{ACTOR}.optim.lr_scheduler_type=cosine"]),
     (f"{ROLLOUT}.scripted_delay_s=0.1", [], [f"{ROLLOUT}.name=scripted"]),
     (f"{ROLLOUT}.engine_process=inproc", [f"{ROLLOUT}.name=scripted"], []),
-    (f"{ROLLOUT}.max_num_seqs=5", [f"{ROLLOUT}.name=scripted"], []),
+    (f"{ROLLOUT}.enable_prefix_caching=false", [f"{ROLLOUT}.name=scripted"], []),
     (f"{ROLLOUT}.dtype=float32", [f"{ROLLOUT}.name=scripted"], []),
     (f"{ROLLOUT}.kv_cache_bytes=5", ["trainer.device=cuda"], ["trainer.device=cpu"]),
     (f"{ROLLOUT}.gpu_memory_utilization=0.3", ["trainer.device=cpu"], ["trainer.device=cuda"]),

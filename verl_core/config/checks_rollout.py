@@ -9,10 +9,10 @@ from verl_core.config.checks import Facts, check, no_effect
 from verl_core.config.checks_algorithm import unknown_name
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_LENGTHS = f"{_ROLLOUT}.scripted_lengths"
 _VLLM_ONLY = (
     "engine_process",
     "gpu_memory_utilization",
-    "max_num_seqs",
     "kv_cache_bytes",
     "enable_prefix_caching",
     "dtype",
@@ -91,10 +91,28 @@ def agent_loop_is_known(facts: Facts) -> Iterator[str]:
 def engine_settings_are_read(facts: Facts) -> Iterator[str]:
     """Each engine has settings of its own."""
     if facts.config.actor_rollout_ref.rollout.name == "vllm":
-        yield from no_effect(facts, [f"{_ROLLOUT}.scripted_delay_s"], f"with {_ROLLOUT}.name=vllm")
+        keys = [f"{_ROLLOUT}.scripted_delay_s", *facts.given_below(_LENGTHS)]
+        yield from no_effect(facts, keys, f"with {_ROLLOUT}.name=vllm")
     else:
         keys = [f"{_ROLLOUT}.{name}" for name in _VLLM_ONLY]
         yield from no_effect(facts, keys, f"with {_ROLLOUT}.name=scripted")
+
+
+@check
+def scripted_lengths_can_be_drawn(facts: Facts) -> Iterator[str]:
+    """A median, a 99th percentile at or above it, and a longest length that fits the responses."""
+    asked, longest = facts.config.actor_rollout_ref.rollout.scripted_lengths, facts.config.data.max_response_length
+    if facts.config.actor_rollout_ref.rollout.name != "scripted":
+        return
+    if asked.median == 0:
+        yield from no_effect(facts, [f"{_LENGTHS}.p99", f"{_LENGTHS}.cap"], f"with {_LENGTHS}.median=0")
+        return
+    if asked.p99 < asked.median:
+        yield f"{_LENGTHS}.p99: {asked.p99:g} is less than {_LENGTHS}.median={asked.median:g}; raise it"
+    if asked.cap > longest:
+        yield f"{_LENGTHS}.cap: {asked.cap} tokens are more than data.max_response_length={longest}; lower it"
+    if 0 < asked.cap < asked.median:
+        yield f"{_LENGTHS}.cap: {asked.cap} tokens are less than {_LENGTHS}.median={asked.median:g}; raise it"
 
 
 @check

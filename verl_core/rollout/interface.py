@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """One request's sampling. temperature 0 is greedy. `seed` makes the request's tokens a function of its prompt and
-    weights (exactly so on one engine; batch composition may move bits on GPUs)."""
+    weights (exactly so on one engine; batch composition may move bits on GPUs).
+
+    Attributes:
+        done: how many ids at the end of the prompt are the request's own, from attempts that were cut off; an engine
+            is told by its server.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     seed: int = 0
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,29 @@
 """ScriptedEngine: a deterministic inference engine without vLLM, for exact tests and simulations; never a default.
 
 Invariant: a request's tokens and log-probs are bit for bit a function of (weights, prompt, parameters with their
-seed). What else runs, in which order, and how often it is looked at changes nothing.
+seed), and of the request's id where rollout.scripted_lengths draws how long it becomes. What else runs, in which order,
+and how often it is looked at changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
-from verl_core.errors import EngineDead, RolloutError, WeightError
+from verl_core.errors import EngineDead, ModelError, RolloutError, WeightError
 from verl_core.rollout.interface import Generation, SamplingParams
 from verl_core.rollout.prefix_states import PrefixState
+from verl_core.rollout.scripted_lengths import length_draw
 from verl_core.rollout.scripted_model import ScriptedModel
 from verl_core.rollout.scripted_sampling import choose
 from verl_core.trajectory import Segment, StopReason
@@ -33,12 +36,15 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """One generation under way. `first` was read in one pass under `version`; `added` came token by token after it."""
+    """One generation under way. `first` was read in one pass under `version`; `added` came token by token after it.
+    `length` is what the whole response shall have, earlier attempts included; `due` when the newest token was due."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     limit: int
     generator: torch.Generator
+    length: int | None = None
+    due: float = 0.0
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -58,7 +64,8 @@ class ScriptedEngine:
     """RolloutEngine over a torch model on one worker thread; the loop stays free to answer abort and health.
 
     Args:
-        config: rollout.scripted_delay_s is slept per token, beside other requests, as on a real engine.
+        config: a token takes rollout.scripted_delay_s, beside other requests, as on a real engine; at most
+            rollout.max_num_seqs requests run, the others wait in the order in which they came.
         model_path: Hugging Face folder.
     """
 
@@ -68,13 +75,21 @@ class ScriptedEngine:
         self._thread = ThreadPoolExecutor(1, "scripted-engine", initializer=torch.set_num_threads, initargs=(1,))
         self._loaded: ScriptedModel | None = None
         self._running: set[_Request] = set()
+        self._slots = asyncio.Semaphore(self._rollout.max_num_seqs)
+        self._lengths = length_draw(config)
         self._awake = asyncio.Event()
         self._closed = False
         self._staged: tuple[int, dict[str, torch.Tensor]] | None = None
 
     async def start(self) -> None:
-        """Load the model."""
-        self._loaded = await self._in_thread(lambda: ScriptedModel(self._path))
+        """Load the model. Raises ModelError: lengths are drawn, and the model has no end token to give them."""
+        loaded = await self._in_thread(lambda: ScriptedModel(self._path))
+        if self._lengths is not None and not loaded.end_ids:
+            raise ModelError(
+                f"{self._path} names no end token, and rollout.scripted_lengths needs one. Set eos_token_id in its "
+                "generation_config.json"
+            )
+        self._loaded = loaded
         self._awake.set()
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -83,16 +98,20 @@ class ScriptedEngine:
         request = self._admit(request_id, prompt_ids, params)
         parked = Deadline(f"request {request_id} at a sleeping engine", self._rollout.request_timeout_s)
         self._running.add(request)
+        slot = asyncio.ensure_future(self._slots.acquire())
         try:
+            await self._or_cut(request, slot)
             while True:
                 await self._until_awake(request, parked)
+                await self._pace(request)
                 reason = await self._in_thread(lambda: self._advance(request))
                 if reason is not None:
                     return request.result(reason)
-                await self._delay(request)
         finally:
             request.cut.set()  # a cancelled request stops at its next token
             self._running.discard(request)
+            if not slot.cancel() and not slot.cancelled():
+                self._slots.release()
 
     async def abort_all(self) -> int:
         """Cut off what runs; each request returns at its next token."""
@@ -162,24 +181,37 @@ class ScriptedEngine:
                 f"request {request_id}: {len(prompt)} prompt tokens and max_tokens {params.max_tokens} leave nothing "
                 f"to generate in max_model_len {self._max_len}"
             )
-        return _Request(prompt, params, limit, torch.Generator().manual_seed(params.seed))
+        length = None if self._lengths is None else self._lengths.of(request_id)
+        return _Request(prompt, params, limit, torch.Generator().manual_seed(params.seed), length)
 
     async def _until_awake(self, request: _Request, parked: Deadline) -> None:
         if self._awake.is_set() or request.cut.is_set():
             return
-        waits = [asyncio.ensure_future(self._awake.wait()), asyncio.ensure_future(request.cut.wait())]
+        request.due = 0.0
+        awake = asyncio.ensure_future(self._awake.wait())
         try:
-            done, _ = await asyncio.wait(waits, timeout=parked.left, return_when=asyncio.FIRST_COMPLETED)
+            if not await self._or_cut(request, awake, parked.left):
+                raise parked.expired()
         finally:
-            for wait in waits:
-                wait.cancel()
-        if not done:
-            raise parked.expired()
+            awake.cancel()
 
-    async def _delay(self, request: _Request) -> None:
-        if self._rollout.scripted_delay_s > 0:
+    async def _or_cut(self, request: _Request, wanted: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
+        """Wait for `wanted`, or for the request to be cut off; False when the time is over."""
+        cut = asyncio.ensure_future(request.cut.wait())
+        try:
+            done, _ = await asyncio.wait([wanted, cut], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut.cancel()
+        return bool(done)
+
+    async def _pace(self, request: _Request) -> None:
+        """Wait until the next token is due, a delay after the one before it. A token that came late by less than a
+        delay does not move the next one; a cut loses the token under way."""
+        delay, now = self._rollout.scripted_delay_s, time.monotonic()
+        if delay > 0:
+            request.due = max(request.due, now - delay) + delay if request.due else now + delay
             with suppress(TimeoutError):
-                await asyncio.wait_for(request.cut.wait(), self._rollout.scripted_delay_s)
+                await asyncio.wait_for(request.cut.wait(), max(0.0, request.due - now))
 
     # ---- on the worker thread
 
@@ -203,11 +235,19 @@ class ScriptedEngine:
             request.version, request.state = self.version, None
             request.first, request.added = (*request.prompt, *request.tokens), ()
         request.state = model.after(request.first, request.added, request.state)
-        token, log_prob = choose(request.state.logits, request.params, request.generator)
+        barred = self._barred(model, request)
+        token, log_prob = choose(request.state.logits, request.params, request.generator, barred)
         request.added = (*request.added, token)
         request.tokens.append(token)
         request.log_probs.append(log_prob)
         request.versions.append(request.version)
+
+    def _barred(self, model: ScriptedModel, request: _Request) -> torch.Tensor | None:
+        """What may not come next in a response of a drawn length: an end token before its last place, others there."""
+        if request.length is None:
+            return None
+        last = request.params.done + len(request.tokens) + 1 >= request.length
+        return ~model.ends if last else model.ends
 
     def _install(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
         self._model().install(tensors)

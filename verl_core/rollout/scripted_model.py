@@ -24,6 +24,7 @@ class ScriptedModel:
 
     Attributes:
         end_ids: tokens that end a response, from generation_config.json, else config.json.
+        ends: bool [V]; the same.
         vocab_size: ids below it are valid.
     """
 
@@ -41,6 +42,8 @@ class ScriptedModel:
         given = loaded.generation_config.eos_token_id
         given = loaded.config.eos_token_id if given is None else given
         self.end_ids = frozenset([given] if isinstance(given, int) else given or ())
+        self.ends = torch.zeros(self.vocab_size, dtype=torch.bool)
+        self.ends[list(self.end_ids)] = True
 
     def after(self, first: tuple[int, ...], added: tuple[int, ...], before: PrefixState | None) -> PrefixState:
         """State after `first` (one pass) and `added` (one token at a time).

@@ -8,17 +8,22 @@ from verl_core.errors import RolloutError
 from verl_core.rollout.interface import SamplingParams
 
 
-def choose(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> tuple[int, float]:
+def choose(
+    logits: torch.Tensor, params: SamplingParams, generator: torch.Generator, barred: torch.Tensor | None = None
+) -> tuple[int, float]:
     """Draw a token (argmax at temperature 0) and give its log-prob in nats.
 
     Args:
         logits: float32 [V].
+        barred: bool [V]; tokens that may not come. The others share the whole probability.
 
     Raises:
         RolloutError: logits are not finite.
     """
     if not bool(torch.isfinite(logits).all()):
         raise RolloutError("the model gave logits that are not finite; its weights are broken")
+    if barred is not None:
+        logits = logits.masked_fill(barred, float("-inf"))
     if params.temperature == 0:
         token = int(logits.argmax())
         return token, float(torch.log_softmax(logits, dim=-1)[token])

@@ -137,8 +137,9 @@ class LLMServer:
         async with self._gate.pass_through(request_id, parked), self._mortal():
             deadline = both if attempt is None else self._deadline(name, attempt.work_s)
             began = time.monotonic()
-            with self._meter.request(None if attempt is None else attempt.done) as answer:
-                work = self._engine.generate(request_id, prompt_ids, params)
+            done = None if attempt is None else attempt.done
+            with self._meter.request(done) as answer:
+                work = self._engine.generate(request_id, prompt_ids, replace(params, done=done or 0))
                 try:
                     answer.append(await asyncio.wait_for(work, max(deadline.left, 0.001)))
                 except TimeoutError as error:

@@ -28,6 +28,21 @@ class AgentConfig:
 
 
 @dataclass
+class ScriptedLengthsConfig:
+    """Response lengths that the scripted engine draws instead of letting the policy end its responses: log-normal.
+
+    Attributes:
+        median: tokens; 0 = the policy ends them.
+        p99: 99th percentile, tokens.
+        cap: longest, tokens; 0 = data.max_response_length.
+    """
+
+    median: float = 0.0
+    p99: float = 0.0
+    cap: int = 0
+
+
+@dataclass
 class RolloutConfig:
     """Attributes:
     name: `vllm`, or `scripted` (a deterministic torch engine for exact tests and simulations).
@@ -42,7 +57,8 @@ class RolloutConfig:
     seed: every request's seed is a hash of (seed, uid, session, tokens done).
     request_timeout_s: budget of one generation, retries included; time at a closed gate does not count.
     pause_timeout_s: longest time that a request may wait while generation is paused; async modes.
-    scripted_delay_s: scripted only; seconds slept per generated token.
+    max_num_seqs: requests that run together on a server; others wait their turn.
+    scripted_delay_s: scripted only; seconds that a token takes.
     update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on
         GPUs.
     update_weights_bucket_megabytes: largest piece moved at once.
@@ -68,6 +84,7 @@ class RolloutConfig:
     request_timeout_s: float = 600.0
     pause_timeout_s: float = 3600.0
     scripted_delay_s: float = 0.0
+    scripted_lengths: ScriptedLengthsConfig = field(default_factory=ScriptedLengthsConfig)
     update_weights_backend: Literal["auto", "shm", "ipc", "nccl"] = "auto"
     update_weights_bucket_megabytes: int = 512
     val_kwargs: ValConfig = field(default_factory=ValConfig)
