@@ -77,8 +77,8 @@ def tag_of(prompt: Prompt, status: GroupStatus, owner: str = "agent-0", errors: 
     )
 
 
-def finished_of(prompt: Prompt, length: int = 5) -> Finished:
-    rows = tuple(trajectory_of(prompt, session, length=length) for session in range(prompt.n))
+def finished_of(prompt: Prompt, length: int = 5, versions: Sequence[int] = (7,)) -> Finished:
+    rows = tuple(trajectory_of(prompt, session, length=length, versions=versions) for session in range(prompt.n))
     return Finished(tag_of(prompt, GroupStatus.FINISHED), rows)
 
 

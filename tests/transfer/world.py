@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.transfer.build import reissue
+from tests.transfer.build import prompt_of, reissue
 from verl_core.config.schema import BufferConfig
 from verl_core.trajectory import Prompt
+from verl_core.transfer.eviction import Filter
 from verl_core.transfer.flight import Clock
 from verl_core.transfer.memory import MemoryStore
 from verl_core.transfer.replay_buffer import ReplayBuffer
+from verl_core.transfer.staleness import StalenessPolicy
 
 
 class TimedStore(MemoryStore):
@@ -72,25 +74,53 @@ class Book:
 
 
 class World:
-    """Store, ledger, buffer, and the list of everything that was dispatched."""
+    """Store, ledger, buffer, and the list of everything that was dispatched.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        policy: of the buffer.
+        first_refill: ordinal of the first prompt that takes a dropped group's place; None = nothing does.
+        filters: of the buffer.
+    """
+
+    def __init__(
+        self,
+        policy: StalenessPolicy | None = None,
+        first_refill: int | None = None,
+        filters: Sequence[Filter] = (),
+        **settings: Any,
+    ) -> None:
         self.store, self.book = TimedStore(), Book()
         self.dispatched: list[list[Prompt]] = []
+        self.policy, self.filters = policy, filters
+        self.refilled: list[int] = []
+        self.step = 1
+        self.on_dispatch: Callable[[Prompt], object] = lambda prompt: None
+        self._first_refill = first_refill
         self.config = BufferConfig(**{"lease_s": 60.0, "stall_timeout_s": 300.0, "max_reissues": 2, **settings})
         self.buffer = self.new_buffer()
 
     def new_buffer(self) -> ReplayBuffer:
         clock = Clock(lambda: self.store.now, lambda: self.store.now)
-        return ReplayBuffer(self.store, self.config, self._dispatch, self.book, reissue, clock)
+        refill = None if self._first_refill is None else self._refill
+        return ReplayBuffer(
+            self.store, self.config, self._dispatch, self.book, reissue, clock, self.policy, refill, self.filters
+        )
+
+    def _refill(self, count: int) -> list[Prompt]:
+        start = (self._first_refill or 0) + sum(self.refilled)
+        self.refilled.append(count)
+        return [prompt_of(ordinal, step=self.step) for ordinal in range(start, start + count)]
 
     def _dispatch(self, prompts: Sequence[Prompt]) -> None:
         self.dispatched.append(list(prompts))
+        for prompt in prompts:
+            self.on_dispatch(prompt)
 
     def check(self) -> None:
         """The law, against the ledger's own count."""
         account = self.buffer.accounting()
         served, trained, dropped = (self.book.settled(event) for event in ("served", "trained", "dropped"))
+        served |= self.book.settled("adopted")
         assert account.balanced
         assert account.served == len(served)
         assert account.trained == len(trained)
@@ -98,6 +128,6 @@ class World:
         assert account.in_flight == len(served - trained - dropped)
         assert not trained & dropped
         for counts in self.book.by_base.values():
-            assert counts["served"] == 1
+            assert counts["served"] + counts["adopted"] == 1
             assert counts["trained"] + counts["dropped"] <= 1
             assert counts["claimed"] <= 1
