@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -17,12 +18,13 @@ from tests.transfer.build import (
     uid_of,
 )
 from tests.transfer.world import World
-from verl_core.errors import DeadlineExceeded, StoreError
+from verl_core.errors import DeadlineExceeded, StoreError, StreamFailed
 from verl_core.trajectory import Prompt
 from verl_core.transfer.codec import pack
-from verl_core.transfer.flight import Group
+from verl_core.transfer.flight import Clock, Group
 from verl_core.transfer.group import GroupStatus
 from verl_core.transfer.interface import Finished
+from verl_core.transfer.replay_buffer import ReplayBuffer
 
 
 def run(world: World, prompt: Prompt) -> None:
@@ -406,3 +408,24 @@ def test_what_a_group_holds_is_what_its_workers_packed() -> None:
     world.store.finish([Finished(tag_of(prompt, GroupStatus.FINISHED), rows[::-1])])
     (group,) = world.buffer.sample(1, 1)
     assert [pack([row]) for row in group.trajectories] == [pack([row]) for row in rows]
+
+
+def test_a_wait_asks_at_least_once_a_second_whether_it_still_makes_sense() -> None:
+    """However rarely the store is listed. What `check` raises ends the wait, and the books stay balanced."""
+    world = World(poll_s=100.0)
+    asked: list[float] = []
+
+    def check() -> None:
+        asked.append(world.store.now)
+        if len(asked) > 5:
+            raise StreamFailed("the rollout side failed: EngineDead: gone")
+
+    clock = Clock(lambda: world.store.now, lambda: world.store.now)
+    buffer = ReplayBuffer(world.store, world.config, lambda prompts: None, world.book, reissue, clock, check=check)
+    buffer.submit([prompt_of(0)])
+    with pytest.raises(StreamFailed, match="EngineDead: gone"):
+        buffer.sample(1, 1)
+    assert max(later - earlier for earlier, later in pairwise(asked)) <= 1.0
+    account = buffer.accounting()
+    assert account.balanced
+    assert account.in_flight == 1

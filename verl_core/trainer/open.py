@@ -6,7 +6,7 @@ that is warm.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from verl_core.config import RunConfig, config_hash
@@ -44,13 +44,16 @@ _OPEN: dict[str, _Held] = {}
 
 
 @contextlib.contextmanager
-def open_trainer(config: RunConfig, owner: str | None = None) -> Iterator[PPOTrainer]:
+def open_trainer(
+    config: RunConfig, owner: str | None = None, check: Callable[[], None] = lambda: None
+) -> Iterator[PPOTrainer]:
     """The run's trainer. It stays open when the block ends: `close_trainer` ends the run's actors, `leave_trainer`
     does not.
 
     Args:
         owner: name under which several processes may hold the run together (a Flyte execution id); None = this one
             only.
+        check: see Session.
 
     Raises:
         ConfigError, DataError, ModelError, RewardError: before Ray starts.
@@ -63,6 +66,7 @@ def open_trainer(config: RunConfig, owner: str | None = None) -> Iterator[PPOTra
         with contextlib.ExitStack() as stack:
             trainer, actors = _open(config, owner, stack)
             _OPEN[key] = _Held(trainer, actors, stack.pop_all())
+    _OPEN[key].trainer.session.check = check
     yield _OPEN[key].trainer
 
 
@@ -117,8 +121,9 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         stream.reissue,
         policy=staleness_policy(config),
         refill=feed.replace if trainer_cls.ahead else None,
+        check=lambda: session.check(),
     )
-    session = Session(
+    session: Session = Session(
         config=config,
         config_hash=config_hash(config),
         total_steps=total,
@@ -134,7 +139,9 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         policy=actors.policy,
         servers=actors.servers,
         buffer=buffer,
-        validation_buffer=ReplayBuffer(actors.stores[1], limits, dispatch, NoLedger(), asked.reissue),
+        validation_buffer=ReplayBuffer(
+            actors.stores[1], limits, dispatch, NoLedger(), asked.reissue, check=lambda: session.check()
+        ),
         scorer=actors.scorer,
         sinks=sinks,
         lock=lock,

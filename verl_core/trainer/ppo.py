@@ -107,6 +107,7 @@ class PPOTrainer:
     def _restore(self, step: int) -> None:
         """Weights of `step`; the devices are the trainer's while batches are replayed. Also: is the run still ours?"""
         self.session.lock.check()
+        self.session.check()
         if self.session.policy.steps_done() != step:
             self.on_sample_end(step + 1)
             bring_policy_to(self.session, step)

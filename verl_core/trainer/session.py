@@ -8,7 +8,7 @@ node, a resume) and the process that never stopped do the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +67,7 @@ class Session:
         feed: serves the training prompts of `stream`.
         validation: the validation prompts, None without a validation set.
         buffer, validation_buffer: separate books; validation prompts are not accounted for.
+        check: raises when the run cannot go on; called at stage boundaries and while groups are waited for.
     """
 
     config: RunConfig
@@ -90,6 +91,7 @@ class Session:
     lock: OwnerLock
     on_policy: bool
     overlaps: bool
+    check: Callable[[], None] = lambda: None
     _clock: dict[int, float] = field(default_factory=dict)
 
     # ---- where the run stands

@@ -7,7 +7,7 @@ only this class acts on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from verl_core.config.schema import BufferConfig
 from verl_core.errors import StoreError
@@ -42,6 +42,7 @@ class ReplayBuffer:
         refill: gives up to so many new prompts, to be served at once in place of dropped groups; None = a dropped
             group makes the sample smaller.
         filters: reject arrived groups for other reasons than their age.
+        check: called at least once a second while a sample is waited for; raises when that has become pointless.
 
     Raises:
         ConfigError: a batch could never come together within the limits.
@@ -58,6 +59,7 @@ class ReplayBuffer:
         policy: StalenessPolicy | None = None,
         refill: Refill | None = None,
         filters: Sequence[Filter] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         refuse_a_deadlock(policy, config)
         self._store, self._config, self._policy = store, config, policy
@@ -65,7 +67,7 @@ class ReplayBuffer:
         self._books = Books(ledger, self._service)
         self._intake = Intake(store, config, dispatch, reissue, self._books, self._service)
         rules = Rules(policy, refill, tuple(filters))
-        self._waiting = Waiting(self._intake, self._books, rules, self.submit, self._free, self.describe)
+        self._waiting = Waiting(self._intake, self._books, rules, self.submit, self._free, self.describe, check)
 
     # ---- in
 

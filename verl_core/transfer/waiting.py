@@ -20,6 +20,7 @@ Refill = Callable[[int], Sequence[Prompt]]
 
 _BARREN_BATCHES = 4  # so many batches of groups dropped in a row, without one that could be trained on, end the run
 _DUMPED = 5
+_GLANCE_S = 1.0  # between two calls of `check`, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Waiting:
     submit: serves new prompts.
     free: forgets tags and rows of uids.
     describe: state dump.
+    check: raises when waiting has become pointless.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Waiting:
         submit: Callable[[Sequence[Prompt]], None],
         free: Callable[[Sequence[str]], None],
         describe: Callable[[], str],
+        check: Callable[[], None],
     ) -> None:
         self._intake, self._books, self._rules = intake, books, rules
-        self._submit, self._free, self._dump = submit, free, describe
+        self._submit, self._free, self._dump, self._check = submit, free, describe, check
         self._rejected = 0  # groups that filters rejected since one was trained on
         self._awaited: list[Flight] = []
 
@@ -57,9 +60,10 @@ class Waiting:
         self._intake.begin(step)
         self._tidy(n_groups, step, on_arrival)
         while self._short(n_groups, step):
+            self._check()
             if self._intake.asleep:
                 raise StoreError(f"waiting for groups while the servers sleep; call resume() first. {self._dump()}")
-            self._intake.look(self._intake.patience())
+            self._intake.look(min(self._intake.patience(), _GLANCE_S))
             if self._short(n_groups, step) and self._intake.poll_is_due():
                 self._intake.poll()
             self._tidy(n_groups, step, on_arrival)
