@@ -165,11 +165,14 @@ def _begin(
     )
 
 
+def store_host(config: RunConfig, namespace: str) -> StoreHost:
+    """The run's store: the running one, or a new one."""
+    return StoreHost.attach_or_launch(config.trainer.v1.buffer, config.trainer.init_timeout_s, namespace)
+
+
 def _host(config: RunConfig, namespace: str) -> StoreHost | None:
     """None on the legacy path: nothing of TransferQueue is started or imported there."""
-    if not config.trainer.use_v1:
-        return None
-    return StoreHost.attach_or_launch(config.trainer.v1.buffer, config.trainer.init_timeout_s, namespace)
+    return store_host(config, namespace) if config.trainer.use_v1 else None
 
 
 def _stores(config: RunConfig, host: StoreHost | None) -> tuple[TrajectoryStore, TrajectoryStore]:
