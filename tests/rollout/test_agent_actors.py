@@ -122,6 +122,30 @@ def test_an_unknown_agent_loop_fails_before_any_actor_starts(folder: Path, serve
         AgentLoopManagerTQ.attach_or_launch(config, "verl-test-nobody", host.endpoint, servers.handles)
 
 
+def test_a_killed_worker_comes_back_and_takes_dispatches(
+    manager: AgentLoopManagerTQ, queue: TransferQueueStore
+) -> None:
+    """What ran in it is the buffer's to re-issue (its lease runs out); here: the worker lives again, knows the servers
+    and publishes, within the bound of docs/errors.md."""
+    import ray
+
+    actor = manager._workers.actors["agent-0"]
+    lost = prompt_of(130, n=2, **{"0": "hang"})
+    manager._workers._turn = 0  # agent-0 gets the next one
+    manager.dispatch([lost])
+    ray.kill(actor, no_restart=False)
+    began = time.monotonic()
+    prompts = [prompt_of(number, n=2) for number in range(131, 137)]
+    manager.dispatch(prompts)
+    tags = settled(queue, prompts, seconds=60)
+    print(f"worker killed: {time.monotonic() - began:.1f} s until the next groups of both workers are stored")
+    assert {(tag.status.value, tag.owner) for tag in tags.values()} == {
+        ("finished", "agent-0"),
+        ("finished", "agent-1"),
+    }
+    assert not queue.read_tags([lost.uid])[lost.uid].status.terminal  # nobody says that it is over
+
+
 @pytest.fixture
 def legacy(folder: Path, servers: Servers) -> Iterator[Callable[..., AgentLoopManager]]:
     started: list[AgentLoopManager] = []

@@ -110,6 +110,26 @@ def test_a_bad_session_fails_itself_only(order: str, message: str, monkeypatch: 
     assert (health.finished, health.failed) == (1, 1)
 
 
+def test_a_session_that_is_paused_with_its_server_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """request_timeout_s=0.2 would be over; in an asynchronous mode the pause is allowed beside it."""
+    monkeypatch.setattr(group_run, "RESUMED_GRACE_S", 0.1)
+    monkeypatch.setattr(group_run, "TIMEOUT_GRACE_S", 0.0)
+    config = config_of(request_timeout_s=0.1, pause_timeout_s=1.0)
+
+    async def outcome(mode: str, order: str) -> Finished:
+        config.trainer.v1.trainer_mode = mode
+        runner = GroupRunner(config, OddAgent(config), FakeClient(), "agent-7")
+        return await runner.run(prompt_of(1, n=2, **{"0": order}))
+
+    assert asyncio.run(outcome("colocate_async", "slow")).tag.status is GroupStatus.FINISHED  # it takes 0.3 s
+    assert asyncio.run(outcome("sync", "slow")).tag.status is GroupStatus.FAILURE
+    began = time.monotonic()
+    hung = asyncio.run(outcome("separate_async", "hang"))
+    assert 1.1 <= time.monotonic() - began < 5
+    limits = "rollout.request_timeout_s=0.1 + rollout.pause_timeout_s=1"
+    assert hung.tag.manifest.errors == (f"session 0: still running after {limits}, cut off",)
+
+
 def test_a_session_that_ignores_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_run, "TIMEOUT_GRACE_S", 0.1)
     monkeypatch.setattr(group_run, "CANCEL_GRACE_S", 0.2)

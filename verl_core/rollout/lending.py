@@ -1,7 +1,7 @@
 """Servers that join and leave while requests run (devices lent to rollout and taken back).
 
-Invariant: a server that is told to leave takes no request from then on, and when it sleeps it has none: those it had are
-with the servers that stay. Clients must resume (`clients.resumable`), or what is cut off is lost.
+Invariant: a server that is told to leave takes no request from then on, and when it sleeps it has none: those it had
+are with the servers that stay. Clients must resume (`clients.resumable`), or what is cut off is lost.
 """
 
 from __future__ import annotations
