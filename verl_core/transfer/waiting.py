@@ -61,14 +61,19 @@ class Waiting:
         self._tidy(n_groups, step, on_arrival)
         while self._short(n_groups, step):
             self._check()
-            if self._intake.asleep:
-                raise StoreError(f"waiting for groups while the servers sleep; call resume() first. {self._dump()}")
-            self._intake.look(min(self._intake.patience(), _GLANCE_S))
-            if self._short(n_groups, step) and self._intake.poll_is_due():
+            asleep = self._intake.asleep
+            self._intake.look(0.0 if asleep else min(self._intake.patience(), _GLANCE_S))
+            if self._short(n_groups, step) and (asleep or self._intake.poll_is_due()):
                 self._intake.poll()
             self._tidy(n_groups, step, on_arrival)
-            if self._short(n_groups, step) and (quiet := self._intake.stalled_for()):
-                raise DeadlineExceeded("any group to finish", quiet, self._dump())
+            if self._short(n_groups, step):
+                self._give_up_if_hopeless(asleep)
+
+    def _give_up_if_hopeless(self, asleep: bool) -> None:
+        if asleep:
+            raise StoreError(f"waiting for groups while the servers sleep; call resume() first. {self._dump()}")
+        if quiet := self._intake.stalled_for():
+            raise DeadlineExceeded("any group to finish", quiet, self._dump())
 
     def first(self, n_groups: int) -> list[Flight]:
         """The arrived groups that are trained first; they will be."""
