@@ -12,6 +12,7 @@ from verl_core.algorithms.advantages import ADVANTAGES
 from verl_core.algorithms.aggregation import AGGREGATIONS
 from verl_core.algorithms.kl import KL_ESTIMATORS
 from verl_core.algorithms.policy_losses import POLICY_LOSSES
+from verl_core.algorithms.policy_losses.covariance import MARKINGS
 from verl_core.algorithms.registry import Registry
 from verl_core.config import names
 from verl_core.errors import ConfigError
@@ -22,6 +23,7 @@ def test_every_registry_holds_exactly_the_names_the_configuration_allows() -> No
     assert set(POLICY_LOSSES.names()) == set(names.POLICY_LOSSES)
     assert set(AGGREGATIONS.names()) == set(names.LOSS_AGG_MODES)
     assert set(KL_ESTIMATORS.names()) == set(names.KL_TYPES)
+    assert set(MARKINGS.names()) < set(POLICY_LOSSES.names())
 
 
 def test_a_second_function_under_a_name_is_refused() -> None:

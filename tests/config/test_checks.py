@@ -61,8 +61,17 @@ CONTRADICTIONS = [
         ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[a]", "algorithm.use_kl_in_reward=true"],
         "algorithm.use_kl_in_reward: algorithm.adv_estimator=gdpo reads the named parts of the score",
     ),
-    ([f"{ACTOR}.policy_loss=vanila"], f"{ACTOR}.policy_loss: unknown name 'vanila'; did you mean vanilla?"),
-    ([f"{ACTOR}.policy_loss=gspo"], f"{ACTOR}.policy_loss: 'gspo' is known in verl, not supported yet"),
+    (
+        [f"{ACTOR}.policy_loss.loss_mode=vanila"],
+        f"{ACTOR}.policy_loss.loss_mode: unknown name 'vanila'; did you mean vanilla?",
+    ),
+    ([f"{ACTOR}.policy_loss=gspo"], f"{ACTOR}.policy_loss: expected a section with settings of its own"),
+    ([f"{ACTOR}.policy_loss.loss_mode=bypass_mode"], "set algorithm.rollout_correction.bypass_mode=true"),
+    ([f"{ACTOR}.policy_loss.loss_mode=dro"], f"{ACTOR}.policy_loss.dro_beta: "),
+    (
+        [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_lb=6"],
+        f"{ACTOR}.policy_loss.clip_cov_lb: 6.0 must be less than",
+    ),
     ([f"{ACTOR}.loss_agg_mode=mean"], f"{ACTOR}.loss_agg_mode: unknown name 'mean'"),
     ([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k4"], f"{ACTOR}.kl_loss_type: unknown name 'k4'"),
     (
@@ -218,12 +227,22 @@ def test_groups_that_hold_the_gpus_pass(groups: list[str]) -> None:
     assert problems("trainer.device=cuda", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *groups) == []
 
 
-def test_a_loss_that_ignores_a_clip_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses of the table all read every clip setting so far; the rule is for the next ones."""
-    monkeypatch.setitem(names.POLICY_LOSSES, "plain", frozenset({"clip_ratio"}))
-    told = problems(f"{ACTOR}.policy_loss=plain", f"{ACTOR}.clip_ratio_c=4", f"{ACTOR}.clip_ratio=0.3")
+@pytest.mark.parametrize(
+    ("loss", "setting"),
+    [
+        ("gspo", "clip_ratio_c=4"),
+        ("gpg", "clip_ratio_high=0.3"),
+        ("vanilla", "tau_pos=2"),
+        ("sapo", "clip_ratio=0.3"),
+        ("kl_cov", "policy_loss.clip_cov_ratio=0.1"),
+        ("clip_cov", "policy_loss.ppo_kl_coef=1"),
+    ],
+)
+def test_a_loss_that_ignores_a_setting_is_told(loss: str, setting: str) -> None:
+    told = problems(f"{ACTOR}.policy_loss.loss_mode={loss}", f"{ACTOR}.{setting}")
     assert len(told) == 1
-    assert told[0].startswith(f"{ACTOR}.clip_ratio_c: has no effect with {ACTOR}.policy_loss=plain")
+    name = setting.split("=")[0]
+    assert told[0].startswith(f"{ACTOR}.{name}: has no effect with {ACTOR}.policy_loss.loss_mode={loss}")
 
 
 def test_an_estimator_that_is_not_grpo_ignores_its_switch() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeBatch, MakeConfig
+from verl_core.algorithms.policy_losses import POLICY_LOSSES
 from verl_core.batch import TrainBatch
-from verl_core.config.schema import RunConfig
+from verl_core.config.schema import PolicyLossConfig, RunConfig
 from verl_core.engine.loading import load_model
 from verl_core.engine.local import LocalPolicy
 from verl_core.errors import PolicyError
@@ -131,6 +132,24 @@ def test_any_budget_gives_the_same_step(
     for metrics, weights in results[1:]:
         assert metrics == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
         assert_same(weights, results[0][1])
+
+
+@pytest.mark.parametrize("loss", POLICY_LOSSES.names())
+def test_any_budget_gives_the_same_step_with_every_loss(
+    make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path, loss: str
+) -> None:
+    # Shares and bounds that mark several tokens of this small batch.
+    own = PolicyLossConfig(loss, clip_cov_ratio=0.1, clip_cov_lb=-1.0, kl_cov_ratio=0.2, dro_beta=0.5)
+    batch, results = make_batch(), []
+    for budget in (10_000, 1):
+        config = make_config(policy_loss=own, ppo_max_token_len_per_gpu=budget, ppo_epochs=2)
+        policy = LocalPolicy(config, 5, str(tmp_path))
+        results.append((policy.update(batch, 1), weights_of(policy, tmp_path / str(budget))))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
+    assert_same(results[1][1], results[0][1])
+    assert results[0][0]["actor/grad_norm"] > 0
+    if loss in ("clip_cov", "kl_cov"):
+        assert results[0][0]["actor/pg_markfrac"] > 0
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(

@@ -9,6 +9,7 @@ from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
 
 _ACTOR = "actor_rollout_ref.actor"
+_LOSS = f"{_ACTOR}.policy_loss"
 
 
 def unknown_name(key: str, value: str, known: Collection[str], in_verl: Collection[str] = ()) -> Iterator[str]:
@@ -31,9 +32,14 @@ def names_are_known(facts: Facts) -> Iterator[str]:
     known = tuple(names.ADV_ESTIMATORS)
     yield from unknown_name("algorithm.adv_estimator", estimator, known, names.VERL_ADV_ESTIMATORS)
     yield from unknown_name("algorithm.kl_penalty", algorithm.kl_penalty, names.KL_TYPES, ("full",))
-    yield from unknown_name(
-        f"{_ACTOR}.policy_loss", actor.policy_loss, tuple(names.POLICY_LOSSES), names.VERL_POLICY_LOSSES
-    )
+    loss = actor.policy_loss.loss_mode
+    if loss == "bypass_mode":
+        yield (
+            f"{_LOSS}.loss_mode: bypass_mode is no loss of its own here; set"
+            " algorithm.rollout_correction.bypass_mode=true, and choose the loss as ever"
+        )
+    else:
+        yield from unknown_name(f"{_LOSS}.loss_mode", loss, tuple(names.POLICY_LOSSES))
     yield from unknown_name(f"{_ACTOR}.loss_agg_mode", actor.loss_agg_mode, names.LOSS_AGG_MODES)
     yield from unknown_name(f"{_ACTOR}.kl_loss_type", actor.kl_loss_type, names.KL_TYPES, ("full",))
 
@@ -153,16 +159,30 @@ def _parts_of_the_reward(facts: Facts) -> Iterator[str]:
 
 
 @check
-def clip_settings_are_read(facts: Facts) -> Iterator[str]:
-    """Each loss reads its own clip settings; `clip_ratio` is only a default for the two sides."""
+def loss_settings_are_read(facts: Facts) -> Iterator[str]:
+    """Each loss reads its own settings; `clip_ratio` is only a default for the two sides."""
     actor = facts.config.actor_rollout_ref.actor
-    every = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-    read = names.POLICY_LOSSES.get(actor.policy_loss, frozenset(every))
-    ignored = [f"{_ACTOR}.{name}" for name in every if name not in read]
-    yield from no_effect(facts, ignored, f"with {_ACTOR}.policy_loss={actor.policy_loss}")
+    loss = actor.policy_loss.loss_mode
+    every = frozenset().union(*names.POLICY_LOSSES.values())
+    read = names.POLICY_LOSSES.get(loss, every)
+    ignored = [f"{_ACTOR}.{name}" for name in sorted(every - read)]
+    yield from no_effect(facts, ignored, f"with {_LOSS}.loss_mode={loss}")
     if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None and "clip_ratio" in read:
         because = f"when both {_ACTOR}.clip_ratio_low and {_ACTOR}.clip_ratio_high are given"
         yield from no_effect(facts, [f"{_ACTOR}.clip_ratio"], because)
+
+
+@check
+def the_loss_is_whole(facts: Facts) -> Iterator[str]:
+    """Settings without a default are given, bounds are in order."""
+    loss = facts.config.actor_rollout_ref.actor.policy_loss
+    if loss.loss_mode == "dro" and loss.dro_beta is None:
+        yield f"{_LOSS}.dro_beta: {_LOSS}.loss_mode=dro needs it, greater than 0; it has no default"
+    if loss.clip_cov_lb >= loss.clip_cov_ub:
+        yield (
+            f"{_LOSS}.clip_cov_lb: {loss.clip_cov_lb} must be less than {_LOSS}.clip_cov_ub={loss.clip_cov_ub}; no"
+            " token lies between"
+        )
 
 
 @check

@@ -30,9 +30,21 @@ MISSING_INPUTS: dict[str, str] = {
     "tir_optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
 }
 
-# Loss -> the clip settings under actor_rollout_ref.actor that it reads.
+_CLIP = frozenset({"clip_ratio", "clip_ratio_low", "clip_ratio_high"})
+
+# Loss -> the settings under actor_rollout_ref.actor that it reads, beside those that all read.
 POLICY_LOSSES: dict[str, frozenset[str]] = {
-    "vanilla": frozenset({"clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"}),
+    "cispo": _CLIP,
+    "clip_cov": _CLIP | {"policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"},
+    "dppo_kl": _CLIP | {"clip_ratio_c"},
+    "dppo_tv": _CLIP | {"clip_ratio_c"},
+    "dro": frozenset({"policy_loss.dro_beta"}),
+    "geo_mean": _CLIP,
+    "gpg": frozenset(),
+    "gspo": _CLIP,
+    "kl_cov": frozenset({"policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"}),
+    "sapo": frozenset({"tau_pos", "tau_neg"}),
+    "vanilla": _CLIP | {"clip_ratio_c"},
 }
 
 LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -49,21 +61,6 @@ LOGGERS = ("console", "jsonl", "tensorboard")
 
 # Names that verl knows and this project does not have yet, so that the message can say so.
 VERL_ADV_ESTIMATORS = frozenset({"grpo_vectorized", "rloo_vectorized"})
-VERL_POLICY_LOSSES = frozenset(
-    {
-        "bypass_mode",
-        "cispo",
-        "clip_cov",
-        "dppo_kl",
-        "dppo_tv",
-        "dro",
-        "geo_mean",
-        "gpg",
-        "gspo",
-        "kl_cov",
-        "sapo",
-    }
-)
 VERL_TRAINER_MODES: frozenset[str] = frozenset()
 VERL_LOGGERS = frozenset({"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file"})
 VERL_AGENT_LOOPS = frozenset({"tool_agent"})

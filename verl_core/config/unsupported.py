@@ -42,13 +42,14 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("data.image_key", f"{_LATER}: text only"),
     ("data.video_key", f"{_LATER}: text only"),
     # actor
-    (f"{_ACTOR}.policy_loss.loss_mode", f"known in verl; the loss is chosen by {_ACTOR}.policy_loss=<name>"),
-    (f"{_ACTOR}.policy_loss", f"{_LATER}: only losses without settings of their own exist"),
+    (
+        f"{_ACTOR}.policy_loss.rollout_correction",
+        "known in verl; the correction has one place, under algorithm, and every process reads it",
+    ),
     (f"{_ACTOR}.ppo_mini_batch_size_per_gpu", f"known in verl; use {_ACTOR}.ppo_mini_batch_size"),
     (f"{_ACTOR}.ppo_micro_batch_size*", f"known in verl; use {_ACTOR}.ppo_max_token_len_per_gpu (a token budget)"),
     (f"{_ACTOR}.use_dynamic_bsz", "known in verl, always on here: micro-batches are cut by token budget; delete it"),
     (f"{_ACTOR}.data_loader_seed", "known in verl; mini-batch order is seeded by trainer.seed"),
-    (f"{_ACTOR}.tau_*", f"{_LATER}: they belong to the sapo loss"),
     (f"{_ACTOR}.checkpoint", "known in verl; everything that changes is saved; see trainer.save_freq"),
     (f"{_ACTOR}.strategy", "known in verl, always fsdp2 here; delete it"),
     (f"{_ACTOR}.fsdp_config", f"{_LATER}; delete it"),

@@ -3,6 +3,7 @@ share of the mini-batch's value, so pieces and ranks add up; metrics are sums fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,11 @@ import torch
 from verl_core.algorithms.aggregation import Denominators, aggregate
 from verl_core.algorithms.kl import kl_penalty
 from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInputs
+from verl_core.batch import TrainBatch
 from verl_core.config.schema import ActorConfig
+from verl_core.engine.marking import MARKED, needs_marks, with_marks
 from verl_core.engine.micro_batch import MicroBatch
+from verl_core.engine.plan import Rows
 
 OLD, REF, ADVANTAGES = "old_log_probs", "ref_log_probs", "advantages"
 
@@ -49,10 +53,20 @@ class Objective:
 
     def columns(self, single_update: bool) -> list[str]:
         """Columns a batch must have. With `single_update` (one optimizer step in the whole global step) old log-probs
-        may be left out: the current policy is the old one.
+        may be left out: the current policy is the old one. Marks are chosen by them, so there they are needed.
         """
         names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
-        return names if single_update else [*names, OLD]
+        return names if single_update and not needs_marks(self.actor.policy_loss) else [*names, OLD]
+
+    def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
+        """The batch with what the loss derives from the whole mini-batch `rows` before it is cut."""
+        loss = self.actor.policy_loss
+        return with_marks(batch, rows, loss, seed) if needs_marks(loss) else batch
+
+    @property
+    def derived(self) -> list[str]:
+        """Columns that `prepared` adds."""
+        return [MARKED] if needs_marks(self.actor.policy_loss) else []
 
     def piece(
         self, micro: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None, whole: Denominators
@@ -66,17 +80,7 @@ class Objective:
             whole: counts of the global mini-batch.
         """
         actor, mask = self.actor, micro.mask
-        policy = POLICY_LOSSES.get(actor.policy_loss)(
-            PolicyLossInputs(
-                log_probs=log_probs,
-                old_log_probs=micro.columns[OLD] if OLD in micro.columns else log_probs.detach(),
-                advantages=micro.columns[ADVANTAGES],
-                mask=mask,
-                clip_low=actor.clip_low,
-                clip_high=actor.clip_high,
-                clip_c=actor.clip_ratio_c,
-            )
-        )
+        policy = POLICY_LOSSES.get(actor.policy_loss.loss_mode)(self._inputs(micro, log_probs))
         terms = {"pg_loss": aggregate(policy.per_token, mask, actor.loss_agg_mode, whole)}
         loss = terms["pg_loss"]
         if actor.use_kl_loss:
@@ -87,3 +91,20 @@ class Objective:
             terms["entropy_loss"] = aggregate(entropy, mask, actor.loss_agg_mode, whole)
             loss = loss - actor.entropy_coeff * terms["entropy_loss"]
         return Piece(loss, {name: term.detach() for name, term in terms.items()}, policy.sums)
+
+    def _inputs(self, micro: MicroBatch, log_probs: torch.Tensor) -> PolicyLossInputs:
+        actor = self.actor
+        return PolicyLossInputs(
+            log_probs=log_probs,
+            old_log_probs=micro.columns[OLD] if OLD in micro.columns else log_probs.detach(),
+            advantages=micro.columns[ADVANTAGES],
+            mask=micro.mask,
+            clip_low=actor.clip_low,
+            clip_high=actor.clip_high,
+            clip_c=actor.clip_ratio_c,
+            tau_pos=actor.tau_pos,
+            tau_neg=actor.tau_neg,
+            dro_beta=actor.policy_loss.dro_beta,
+            kl_coef=actor.policy_loss.ppo_kl_coef,
+            marked=micro.columns[MARKED].bool() if MARKED in micro.columns else None,
+        )

@@ -64,9 +64,10 @@ class Updater:
         steps = list(self._mini_batches(batch, step))
         columns = self._columns(batch, single_update=len(steps) == 1)
         tally = Tally()
-        for rows in steps:
+        for number, rows in enumerate(steps):
             if rows:
-                self._optimizer_step(batch, rows, columns, tally, step)
+                prepared = self._objective.prepared(batch, rows, (self._config.trainer.seed, step, number))
+                self._optimizer_step(prepared, rows, [*columns, *self._objective.derived], tally, step)
             else:
                 tally.empty_updates += 1
         metrics = tally.metrics(self._ranks)

@@ -15,7 +15,7 @@ def gpg(inputs: AdvantageInputs) -> Advantages:
 
     A lone session has baseline 0. Meant for the loss of the same name.
 
-    Source: Chu et al. 2025, arXiv 2504.02546, section 3.
+    Source: Chu et al. 2025, arXiv 2504.02546.
 
     Differences: verl counts rows, padding included, which inflates alpha; here sessions with an outcome.
     """

@@ -15,7 +15,7 @@ def opo(inputs: AdvantageInputs) -> Advantages:
 
     A lone session keeps its bare reward.
 
-    Source: Hao et al. 2025, arXiv 2505.23585, eq. 5.
+    Source: Hao et al. 2025, arXiv 2505.23585.
 
     Differences: a session of several outputs counts with the length of all of them; rejected tokens still count in the
     length.

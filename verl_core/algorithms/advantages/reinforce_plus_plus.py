@@ -16,7 +16,7 @@ def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
 
     No comparison within groups: works with one sample per prompt.
 
-    Source: Hu et al. 2025, arXiv 2501.03262, section 3.
+    Source: Hu et al. 2025, arXiv 2501.03262.
 
     Differences: verl refuses a batch with a single trainable token; here its return stays as it is.
     """

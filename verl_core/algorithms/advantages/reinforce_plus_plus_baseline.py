@@ -17,7 +17,7 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
 
     A lone session of a group has baseline 0.
 
-    Source: Hu et al. 2025, arXiv 2501.03262, section 3 (the variant for several samples per prompt).
+    Source: Hu et al. 2025, arXiv 2501.03262 (the variant for several samples per prompt).
 
     Differences: none in the value; statistics are float64 here.
     """

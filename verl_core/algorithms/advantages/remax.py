@@ -15,7 +15,7 @@ def remax(inputs: AdvantageInputs) -> Advantages:
 
     Works with one sample per prompt. Needs `greedy_rewards`.
 
-    Source: Li et al. 2023, arXiv 2310.10505, algorithm 2.
+    Source: Li et al. 2023, arXiv 2310.10505.
 
     Differences: verl's V1 trainer cannot run it, as it has no greedy pass.
     """

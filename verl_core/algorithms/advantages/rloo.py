@@ -16,7 +16,7 @@ def rloo(inputs: AdvantageInputs) -> Advantages:
     The baseline does not depend on the response itself, so the policy gradient is unbiased. A lone session keeps its
     bare reward, which is unbiased too.
 
-    Source: Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740, eq. 4.
+    Source: Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740.
 
     Differences: verl has two implementations, and its `rloo_vectorized` gives a lone session 0.
     """

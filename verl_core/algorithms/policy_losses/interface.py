@@ -16,15 +16,19 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossInputs:
-    """One micro-batch, padded right. New losses add fields with defaults.
+    """One micro-batch of whole rows, padded right. New losses add fields with defaults.
 
     Attributes:
         log_probs: float32 [B, T], nats, of the current policy; carries the gradient.
         old_log_probs: float32 [B, T], of the frozen policy of the step.
         advantages: float32 [B, T].
         mask: bool [B, T], trainable tokens.
-        clip_low, clip_high: distances of the two clip boundaries from 1.
+        clip_low, clip_high: distances of the two clip boundaries from 1 (some losses: from another centre).
         clip_c: dual-clip bound, > 1.
+        tau_pos, tau_neg: sharpness of the gate of sapo where A > 0 and elsewhere.
+        dro_beta: weight of the squared log-ratio of dro.
+        kl_coef: weight of |log-ratio| of kl_cov.
+        marked: bool [B, T], tokens that clip_cov and kl_cov treat apart; chosen over the whole mini-batch.
     """
 
     log_probs: torch.Tensor
@@ -34,6 +38,19 @@ class PolicyLossInputs:
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_c: float = 3.0
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    dro_beta: float | None = None
+    kl_coef: float = 0.1
+    marked: torch.Tensor | None = None
+
+    def current(self) -> torch.Tensor:
+        """float32 [B, T]: log-probs, 0 where the mask is False."""
+        return torch.where(self.mask, self.log_probs, 0.0)
+
+    def old(self) -> torch.Tensor:
+        """float32 [B, T]: old log-probs, 0 where the mask is False."""
+        return torch.where(self.mask, self.old_log_probs, 0.0)
 
     def log_ratio(self) -> torch.Tensor:
         """float32 [B, T]: log(pi / pi_old), clamped to +-20 so that its exponential is finite; 0 where the mask is
@@ -45,6 +62,21 @@ class PolicyLossInputs:
     def masked_advantages(self) -> torch.Tensor:
         """float32 [B, T]: advantages, 0 where the mask is False."""
         return torch.where(self.mask, self.advantages, 0.0)
+
+    def row_means(self, values: torch.Tensor) -> torch.Tensor:
+        """float32 [B, 1]: mean of `values` over the row's trainable tokens, 0 in a row without any."""
+        total = torch.where(self.mask, values, 0.0).sum(dim=1, keepdim=True)
+        return total / self.mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def marks(self) -> torch.Tensor:
+        """`marked`, where trainable.
+
+        Raises:
+            ValueError: no tokens were marked: the caller left the choice out.
+        """
+        if self.marked is None:
+            raise ValueError("this loss needs marked, the tokens chosen over the whole mini-batch")
+        return self.marked & self.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +93,16 @@ class PolicyLoss:
     sums: dict[str, torch.Tensor]
 
 
+def policy_loss(inputs: PolicyLossInputs, per_token: torch.Tensor, **counted: torch.Tensor) -> PolicyLoss:
+    """The loss with its metrics: `ppo_kl`, the sum of log(pi_old / pi), the k1 estimate of KL(pi_old, pi), and how
+    many trainable tokens are True in each of `counted`, bool [B, T].
+    """
+    with torch.no_grad():
+        sums = {name: (where & inputs.mask).sum().float() for name, where in counted.items()}
+        sums["ppo_kl"] = (-inputs.log_ratio()).sum()
+    return PolicyLoss(per_token=torch.where(inputs.mask, per_token, 0.0), sums=sums)
+
+
 PolicyLossFunction = Callable[[PolicyLossInputs], PolicyLoss]
 
-POLICY_LOSSES: Registry[PolicyLossFunction] = Registry("policy loss", "actor_rollout_ref.actor.policy_loss")
+POLICY_LOSSES: Registry[PolicyLossFunction] = Registry("policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode")

@@ -3,7 +3,7 @@
 A key exists here only if something reads it. Names are verl's where the thing is the same.
 """
 
-from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, RefConfig
+from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig, RefConfig
 from verl_core.config.schema.algorithm import AlgorithmConfig, KLControlConfig
 from verl_core.config.schema.async_modes import (
     ColocateAsyncConfig,
@@ -33,6 +33,7 @@ __all__ = [
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
+    "PolicyLossConfig",
     "PrepareConfig",
     "RayConfig",
     "RefConfig",

@@ -40,13 +40,34 @@ class OptimConfig:
 
 
 @dataclass
+class PolicyLossConfig:
+    """Attributes:
+    loss_mode: name in the registry of policy losses; docs/algorithms.md has their formulas.
+    clip_cov_ratio: clip_cov: share of tokens whose gradient is dropped.
+    clip_cov_lb, clip_cov_ub: clip_cov: bounds of the covariance of the tokens to draw from.
+    kl_cov_ratio: kl_cov: share of tokens that are held by a KL.
+    ppo_kl_coef: kl_cov: its weight.
+    dro_beta: dro: weight of the squared log-ratio, twice; has no default.
+    """
+
+    loss_mode: str = "vanilla"
+    clip_cov_ratio: float = 0.0002
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 0.0002
+    ppo_kl_coef: float = 0.1
+    dro_beta: float | None = None
+
+
+@dataclass
 class ActorConfig:
     """Attributes:
     ppo_mini_batch_size: prompts (groups) per optimizer step; divides data.train_batch_size.
     ppo_epochs: passes over the batch of a step.
     ppo_max_token_len_per_gpu: token budget (prompt + response) of a micro-batch on one rank.
     clip_ratio: both sides, unless clip_ratio_low / clip_ratio_high are given.
-    clip_ratio_c: dual clip, > 1 (Ye et al. 2020, arXiv 1912.09729).
+    clip_ratio_c: dual clip, > 1 (Ye et al. 2020, arXiv 1912.09729); dppo: bound of the importance weight.
+    tau_pos, tau_neg: sapo: sharpness of its gate where the advantage is positive, and elsewhere.
     loss_agg_mode: token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm.
     loss_scale_factor: divisor of seq-mean-token-sum-norm; null = data.max_response_length.
     kl_loss_type: as algorithm.kl_penalty.
@@ -58,11 +79,13 @@ class ActorConfig:
     ppo_mini_batch_size: int = 32
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 16_384
-    policy_loss: str = "vanilla"
+    policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     clip_ratio: float = 0.2
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float = 3.0
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
     loss_agg_mode: str = "token-mean"
     loss_scale_factor: float | None = None
     entropy_coeff: float = 0.0

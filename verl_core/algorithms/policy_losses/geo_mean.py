@@ -1,0 +1,28 @@
+"""GMPO: the geometric mean of clipped token ratios."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+
+
+@POLICY_LOSSES.register("geo_mean")
+def geo_mean(inputs: PolicyLossInputs) -> PolicyLoss:
+    """Per row: L = -mean(A) exp(mean over tokens of m), m = min(l, high) where A > 0, max(l, -low) where A < 0, else 0,
+    l = log(pi / pi_old). Every trainable token of the row carries the row's value.
+
+    low and high bound the log of the ratio (the paper: 0.4 both). `loss_agg_mode=seq-mean-token-mean` gives the paper's
+    mean over responses; token-mean weighs responses by their length.
+
+    Metrics: `pg_clipfrac` tokens held by their bound.
+
+    Source: Zhao et al. 2025, arXiv 2507.20673.
+
+    Differences: verl averages over the rows of a micro-batch, whatever `loss_agg_mode` and the global counts say.
+    """
+    advantages, log_ratio = inputs.masked_advantages(), inputs.log_ratio()
+    upward, downward = log_ratio.clamp(max=inputs.clip_high), log_ratio.clamp(min=-inputs.clip_low)
+    held = torch.where(advantages > 0, upward, torch.where(advantages < 0, downward, 0.0))
+    row = -inputs.row_means(advantages) * inputs.row_means(held).exp()
+    return policy_loss(inputs, row.expand_as(held), pg_clipfrac=(held != log_ratio) & (advantages != 0))

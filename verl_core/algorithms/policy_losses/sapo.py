@@ -1,0 +1,26 @@
+"""SAPO: a soft gate on the ratio in place of a clip."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+
+
+@POLICY_LOSSES.register("sapo")
+def sapo(inputs: PolicyLossInputs) -> PolicyLoss:
+    """L = -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg.
+
+    At r = 1 the gradient is that of -A r, further away it dies down; a larger tau_neg makes it die sooner for tokens
+    that are pushed down. At r = 1 the value is -2 A / tau, which is not 0: a constant without gradient.
+
+    Settings: `actor.tau_pos`, `actor.tau_neg`.
+
+    Source: Gao et al. 2025, arXiv 2511.20347.
+
+    Differences: verl always aggregates it by seq-mean-token-mean; here `loss_agg_mode` is obeyed.
+    """
+    advantages = inputs.masked_advantages()
+    tau = torch.where(advantages > 0, inputs.tau_pos, inputs.tau_neg)
+    gate = 4 / tau * torch.sigmoid(tau * (inputs.log_ratio().exp() - 1))
+    return policy_loss(inputs, -advantages * gate)
