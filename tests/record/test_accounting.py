@@ -86,6 +86,28 @@ def test_a_crash_between_checkpoint_and_mark_still_counts_the_step() -> None:
     assert numbers(result) == (2, 1, 1, 0, 0, 0)
 
 
+def test_a_step_whose_trajectories_are_kept_keeps_its_claims_and_drops() -> None:
+    """Three groups, served ahead by step 1; step 2 claims one and drops one; the process dies before the update."""
+    lines = [
+        ("served", "a b c", {"step": 1}),
+        ("trained", "a", {"step": 1}),
+        ("served", "d", {"step": 2}),
+        ("claimed", "b", {"step": 2}),
+        ("dropped", "c", {"step": 2, "reason": "stale: 2 versions, threshold 1"}),
+    ]
+    kept = account(history(*lines, ("resumed", "", {"from_step": 1, "position": None, "rolled_out": 2})))
+    assert numbers(kept) == (4, 1, 1, 2, 0, 0)  # b is on its way into the weights, d runs
+    redone = account(history(*lines, ("resumed", "", {"from_step": 1, "position": None, "rolled_out": 1})))
+    assert numbers(redone) == (3, 1, 0, 2, 0, 0)  # b and c are open again, d was never served
+    trained = ("trained", "b", {"step": 2})
+    assert numbers(account(history(*lines, ("resumed", "", {"from_step": 1, "rolled_out": 2}), trained)))[1] == 2
+
+
+def test_a_group_that_is_served_again_after_a_crash_is_as_old_as_before() -> None:
+    served, crash = ("served", "a", {"step": 1}), ("resumed", "", {"from_step": 2, "position": None})
+    assert numbers(account(history(served, crash, ("served", "a", {"step": 3}), crash))) == (1, 0, 0, 1, 0, 0)
+
+
 def test_a_forgotten_group_is_lost_once_the_run_ended_or_its_step_was_overtaken() -> None:
     served = ("served", "a b", {"step": 1})
     trained = ("trained", "a", {"step": 1})

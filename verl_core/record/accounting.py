@@ -6,10 +6,12 @@ All counts are of base uids (one per row served, however often it was re-issued)
 weights: the events that the weights now held descend from. A crash after checkpoint k abandons what came later, so
 `resumed` from step k, position p voids
 
-* claims and trained marks whose `step` is above k;
-* servings and drops that are numbered above p and whose `step` is above k. Without p (a run in which nothing is served
-  ahead) the step alone decides; an event that names no step belongs to the one after the last trained step. A later
-  event of the same row revives its serving: the group was finished before the crash and is used again.
+* trained marks whose `step` is above k;
+* claims whose `step` is above k and above r, the last step whose trajectories are kept (`rolled_out`): these will be
+  trained on as they are;
+* servings and drops that are numbered above p and whose `step` is above k and r. Without p the step alone decides; an
+  event that names no step belongs to the one after the last trained step. A later event of the same row revives its
+  serving: the group was finished before the crash and is used again.
 
 A claim of a step <= k that has no outcome yet counts as trained at that moment: checkpoint k holds its update, and the
 crash only came before the mark.
@@ -86,7 +88,8 @@ class _Lineage:
 
     def apply(self, event: Event) -> None:
         if event.kind == "resumed":
-            self._resume(int(event.detail["from_step"]), event.detail.get("position"))
+            step, kept = int(event.detail["from_step"]), event.detail.get("rolled_out")
+            self._resume(step, event.detail.get("position"), step if kept is None else max(step, int(kept)))
         elif event.kind == "ended":
             self.is_over = True
         else:
@@ -102,8 +105,8 @@ class _Lineage:
         named = event.detail.get("step")
         step = int(named) if named is not None else self.last_trained + 1
         row.ever_served |= event.kind == "served"
-        if event.kind == "served" or (row.ever_served and not row.served):
-            row.served, row.serving_step = row.served or event.number, step
+        if row.ever_served and not row.served:  # serving it again, after a crash, does not make it younger
+            row.served, row.serving_step = event.number, step
         if event.kind == "claimed":
             row.claim = step
         elif event.kind == "trained":
@@ -115,19 +118,19 @@ class _Lineage:
         elif event.kind == "dropped":
             row.drop = (str(event.detail.get("reason", "no reason given")), step, event.number)
 
-    def _resume(self, step: int, position: int | None) -> None:
+    def _resume(self, step: int, position: int | None, rolled_out: int) -> None:
         self.is_over = False
         self.last_trained = step
         for row in self.rows.values():
             row.trained = {done for done in row.trained if done <= step}
             row.doubled &= row.trained
-            if row.drop is not None and _is_void(row.drop[2], row.drop[1], step, position):
+            if row.drop is not None and _is_void(row.drop[2], row.drop[1], rolled_out, position):
                 row.drop = None
-            if row.claim is not None and row.claim > step:
+            if row.claim is not None and row.claim > rolled_out:
                 row.claim = None
-            if row.claim is not None and not row.settled:
+            if row.claim is not None and row.claim <= step and not row.settled:
                 row.trained.add(row.claim)
-            if not row.settled and _is_void(row.served, row.serving_step, step, position):
+            if not row.settled and row.claim is None and _is_void(row.served, row.serving_step, rolled_out, position):
                 row.served = 0
 
 

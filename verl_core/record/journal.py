@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the journal. Kinds: served, finished, failed, reissued, claimed, trained, dropped, resumed, ended."""
+    """One line of the journal. Kinds: served, adopted, finished, failed, reissued, claimed, trained, dropped, resumed,
+    ended."""
 
     number: int
     time: float
@@ -73,13 +74,14 @@ class Journal:
             self._file.write(text.encode() + b"\n", durable=event not in _ATTEMPTS)
             self._number += 1
 
-    def resumed(self, from_step: int, position: int | None = None) -> None:
+    def resumed(self, from_step: int, position: int | None = None, rolled_out: int | None = None) -> None:
         """The run goes on from the checkpoint of `from_step` (0 = from the start), saved when the journal stood at
-        `position`.
+        `position`. The trajectories of the steps up to `rolled_out` are kept and used (None = only those up to
+        `from_step`).
 
         Everything later in the abandoned line is void: see `verl_core.record.accounting`.
         """
-        self.record("resumed", (), from_step=from_step, position=position)
+        self.record("resumed", (), from_step=from_step, position=position, rolled_out=rolled_out)
 
     def ended(self, step: int) -> None:
         """The run is over: what is neither trained nor dropped now is lost."""

@@ -108,7 +108,9 @@ class Session:
     def note_resume(self) -> None:
         """Tell the journal that what was claimed for unfinished steps is open again. Nothing on a fresh run."""
         if self.journal.position > 0:
-            self.journal.resumed(self.first_open_step() - 1)
+            step = self.first_open_step()
+            rolled_out = step if self.files.finished("rollout", step) is not None else step - 1
+            self.journal.resumed(step - 1, rolled_out=rolled_out)
 
     def saves_at(self, step: int) -> bool:
         """Whether the step ends with a checkpoint: the last one always does."""
