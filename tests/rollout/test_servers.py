@@ -110,6 +110,23 @@ def test_two_servers_from_start_to_end(
         with pytest.raises(WeightError):
             servers.update_weights(bad)
         assert servers.version() == 1
+        # an update begun on sleeping servers: requests sent meanwhile wait, and meet the new weights
+        servers.sleep()
+        servers.begin_update(sender.publish(make_policy(True, 3).named_parameters(), 3))
+        assert servers.under_way == 3
+        early = [h.generate.remote("e", PROMPT_IDS, SamplingParams(4)) for h in servers.handles.values()]
+        servers.settle()
+        assert servers.under_way is None
+        assert "asleep=True" not in servers.state()
+        assert {segment.weight_version for reference in early for segment in get(reference).segments} == {3}
+        # one that is refused wakes nobody, and whoever waits is told
+        servers.sleep()
+        servers.begin_update(sender.publish(list(make_policy(True, 4).named_parameters())[1:], 4))
+        with pytest.raises(WeightError):
+            servers.settle()
+        assert servers.state().count("asleep=True") == 2
+        servers.wake()
+        assert servers.version() == 3
         # another configuration does not get the old servers
         config.actor_rollout_ref.rollout.seed += 1
         changed = Servers.attach_or_launch(config, "servers-a", folder, "cpu")

@@ -195,17 +195,24 @@ class LLMServer:
                 self._asleep = False
                 self._gate.unhold()
 
-    async def update_weights(self, manifest: WeightManifest) -> int:
+    async def update_weights(self, manifest: WeightManifest, wake: bool = False) -> int:
         """Serve the published weights; returns the version. The same publication twice is one update.
 
         They are received and checked while requests run. Then, for as short as it takes, the gate is held, who is
         inside is cut off (where clients resume), and the weights change. A caller that goes away stops none of it.
 
+        Args:
+            wake: afterwards, when it succeeded. The gate is held from the start: who comes meets the new weights.
+
         Raises:
             WeightError: the weights were refused; the server serves what it served before.
         """
         await self._ready()
-        return await asyncio.shield(asyncio.get_running_loop().create_task(self._update(manifest)))
+        with self._gate.held() if wake else contextlib.nullcontext():
+            version = await asyncio.shield(asyncio.get_running_loop().create_task(self._update(manifest)))
+        if wake:
+            await self.wake()
+        return version
 
     async def transfer(self, method: str, *arguments: Any) -> None:
         """Device transports: one step of the sender's conversation with the engine. From its opening to its finish the

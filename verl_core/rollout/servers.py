@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,31 @@ class RayTransferServer:
         ray.get(self.handle.transfer.remote(method, *arguments), timeout=self.timeout_s)
 
 
+@dataclass
+class _Call:
+    """A command on its way: who still owes an answer."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    deadline: Deadline
+    sent: dict[Any, str] = field(default_factory=dict)
+
+
 class Servers:
     """Get one from `attach_or_launch`. Actors are detached: they outlive this process until `shutdown`.
 
     Attributes:
         handles: actor handle by name, `server-0` ...
+        under_way: weight version that `begin_update` began to load and nobody waited for yet.
     """
 
     def __init__(self, config: RunConfig, namespace: str, handles: dict[str, Any]) -> None:
         self.handles = handles
         self._config, self._namespace = config, namespace
         self._timeout_s = config.actor_rollout_ref.rollout.request_timeout_s
+        self._pending: _Call | None = None
+        self.under_way: int | None = None
+        self._sleeping: dict[str, bool] = {}  # as this process left them; a server that restarts is awake
 
     @classmethod
     def attach_or_launch(
@@ -143,7 +157,9 @@ class Servers:
         Raises:
             KeyError: there is no such server.
         """
-        return Servers(self._config, self._namespace, {name: self.handles[name] for name in names})
+        part = Servers(self._config, self._namespace, {name: self.handles[name] for name in names})
+        part._sleeping = self._sleeping
+        return part
 
     def transfer_servers(self) -> Sequence[RayTransferServer]:
         """For weights.device.DeviceGroup, in order of index."""
@@ -160,17 +176,39 @@ class Servers:
         """
         self._all("update_weights", manifest)
 
+    def begin_update(self, manifest: WeightManifest) -> None:
+        """`update_weights`, then `wake`, without waiting: `settle`, or the next command, waits for both. Requests may
+        be sent meanwhile: they wait at the gates."""
+        self.settle()
+        self._sleeping.clear()
+        self.under_way = manifest.version
+        self._pending = self._begin("update_weights", (manifest, True), self._timeout_s)
+
+    def settle(self) -> None:
+        """Wait for what `begin_update` began; raises like `update_weights`. Nothing when nothing is under way."""
+        pending, self._pending, self.under_way = self._pending, None, None
+        if pending is not None:
+            self._collect(pending)
+            self._sleeping.update(dict.fromkeys(self.handles, False))
+
     def sleep(self, level: int = 1, abort: bool = True) -> None:
         """Give device memory back, with no request inside.
 
         Args:
             abort: cut off what still runs, since whoever sends the servers to sleep has all it wants; else wait for it.
         """
-        self._all("sleep", level, abort)
+        if not all(self._sleeping.get(name) for name in self.handles):
+            self._sleeping.clear()
+            self._all("sleep", level, abort)
+            self._sleeping.update(dict.fromkeys(self.handles, True))
 
     def wake(self) -> None:
         """Undo `sleep`; nothing when awake."""
-        self._all("wake")
+        self.settle()
+        if not all(self._sleeping.get(name) is False for name in self.handles):
+            self._sleeping.clear()
+            self._all("wake")
+            self._sleeping.update(dict.fromkeys(self.handles, False))
 
     def abort(self) -> int:
         """Cut off every running request; returns how many."""
@@ -188,8 +226,16 @@ class Servers:
 
     def _all(self, method: str, *arguments: Any, timeout_s: float | None = None) -> dict[str, Any]:
         """The method on all servers. Every command may be repeated, so one that was lost in a restart is sent again."""
-        deadline = Deadline(f"{method} of {len(self.handles)} servers", timeout_s or self._timeout_s, self.state)
-        sent = {self._send(name, method, arguments): name for name in self.handles}
+        self.settle()
+        return self._collect(self._begin(method, arguments, timeout_s or self._timeout_s))
+
+    def _begin(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> _Call:
+        call = _Call(method, arguments, Deadline(f"{method} of {len(self.handles)} servers", timeout_s, self.state))
+        call.sent = {self._send(name, method, arguments): name for name in self.handles}
+        return call
+
+    def _collect(self, call: _Call) -> dict[str, Any]:
+        method, arguments, deadline, sent = call.method, call.arguments, call.deadline, call.sent
         answers: dict[str, Any] = {}
         while sent:
             done, _ = ray.wait(list(sent), num_returns=1, timeout=min(1.0, deadline.left))
