@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,15 @@ from verl_core.rollout.scripted import ScriptedEngine
 from verl_core.rollout.scripted_model import ScriptedModel
 from verl_core.trajectory import Segment
 
+ERRORS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 Call = tuple[str, list[int], SamplingParams, Attempt | None]
+
+
+def bound_s(fault: str) -> float:
+    """What docs/errors.md promises for the fault, in seconds."""
+    rows = [line.split("|")[1:-1] for line in ERRORS_PAGE.read_text().splitlines() if line.startswith("|")]
+    (within,) = (row[2] for row in rows if row[0].strip() == fault)
+    return float(within.strip().removesuffix(" s"))
 
 
 class FakeHandle:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rollout.agent_cases import config_of, prompt_of, tiny_model
+from tests.rollout.local import bound_s
 from verl_core.config.schema import BufferConfig, RunConfig
 from verl_core.errors import ConfigError, RolloutError
 from verl_core.rollout import named_actor
@@ -134,10 +135,13 @@ def test_a_killed_worker_comes_back_and_takes_dispatches(
     manager._workers._turn = 0  # agent-0 gets the next one
     manager.dispatch([lost])
     ray.kill(actor, no_restart=False)
-    began = time.monotonic()
+    began, limit = time.monotonic(), bound_s("agent worker killed")
+    while isinstance(health := manager.health()["agent-0"], str) or health.started:  # a new process has started none
+        assert time.monotonic() - began < limit
+        time.sleep(0.2)
     prompts = [prompt_of(number, n=2) for number in range(131, 137)]
     manager.dispatch(prompts)
-    tags = settled(queue, prompts, seconds=60)
+    tags = settled(queue, prompts, seconds=limit - (time.monotonic() - began))
     print(f"worker killed: {time.monotonic() - began:.1f} s until the next groups of both workers are stored")
     assert {(tag.status.value, tag.owner) for tag in tags.values()} == {
         ("finished", "agent-0"),

@@ -287,6 +287,25 @@ def test_a_server_that_cuts_before_the_first_token_is_not_asked_in_a_busy_loop(
     assert 3 <= len(handle.calls) <= 7  # rests of 0.05, 0.1, 0.2, 0.4, ... s
 
 
+@pytest.mark.parametrize(
+    ("idle", "ago_s", "rest_s"),
+    [
+        (0, 0.0, 0.0),  # it got tokens: at once
+        (1, 0.0, 0.05),  # those with tokens go first
+        (1, 9.0, 0.05),
+        (4, 0.0, 0.4),  # cut again and again: attempts begin 0.4 s apart
+        (4, 0.1, 0.3),
+        (4, 9.0, 0.05),  # cut at every change of weights, which is seldom
+        (900, 0.0, 1.0),
+    ],
+)
+def test_rests(idle: int, ago_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_REST_S", 0.05)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1000.0)
+    course = module._Course("r", 4, 1.0, 1.0, idle=idle, began=1000.0 - ago_s)
+    assert course.rest_s == pytest.approx(rest_s)
+
+
 def test_refused_means_elsewhere_at_once() -> None:
     """The one that leaves rejects: another one answers before the first has rested."""
     leaving, staying = scripted(GateClosed("leaving")), scripted(part(4, "length"))

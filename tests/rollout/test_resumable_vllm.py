@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from tests.rollout.local import FakeHandle, handle_of, part
+from tests.rollout.local import FakeHandle, bound_s, handle_of, part
 from verl_core.config.schema import RunConfig
 from verl_core.rollout.engines.staging import Staging
 from verl_core.rollout.interface import Generation, SamplingParams
@@ -255,7 +255,7 @@ def test_a_killed_engine_loses_no_kept_token(bench: Bench) -> None:
     found, seconds = bench.run(play())
     print(f"engine killed: resumed elsewhere and the server gone after {seconds:.2f} s")
     assert found.segments[-1].weight_version == 99
-    assert seconds < 10
+    assert seconds < bound_s("vLLM engine breaks inside its server")
 
 
 def _break(engine: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from tests.rollout.local import handle_of
+from tests.rollout.local import bound_s, handle_of
 from verl_core.config.schema import RunConfig
 from verl_core.errors import DeadlineExceeded, EngineDead, WeightError
 from verl_core.rollout.interface import Attempt, Generation, SamplingParams
@@ -248,10 +248,12 @@ sender.publish(dying(), 2)
         want = expected(make_policy(True, 2), reply)
         torch.testing.assert_close(torch.tensor(reply.log_probs), want, atol=2e-5, rtol=0)
         # the trainer that comes after it publishes over the ruins
+        began = time.monotonic()
         sender = ShmSender(folder, 1 << 14)
         assert await server.update_weights(sender.publish(make_policy(True, 3).named_parameters(), 2)) == 2
         sender.close()
         reply = await ask(client_of(server), 1, 8)
+        assert time.monotonic() - began < bound_s("trainer killed while it writes weights")
         want = expected(make_policy(True, 3), reply)
         torch.testing.assert_close(torch.tensor(reply.log_probs), want, atol=2e-5, rtol=0)
 
@@ -303,7 +305,7 @@ def test_a_transfer_between_devices_holds_the_gate_and_must_be_finished(config: 
         began = time.monotonic()
         while not left:
             await asyncio.sleep(0.1)
-        assert 3.0 <= time.monotonic() - began < 9.0
+        assert 3.0 <= time.monotonic() - began < bound_s("transfer between devices never finished")
         with pytest.raises(EngineDead, match="may be a mixture"):
             await server.generate("r", PROMPT_IDS, SamplingParams(4))
 

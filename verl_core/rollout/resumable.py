@@ -24,7 +24,9 @@ from verl_core.rollout.interface import Attempt, Generation, SamplingParams
 from verl_core.rollout.pool import ServerPool
 from verl_core.rollout.seeds import attempt_seed
 
-FIRST_REST_S, LONGEST_REST_S = 0.05, 1.0  # after an attempt that was cut off before its first token
+# After an attempt that was cut off before its first token. The first rest lets those that have tokens go first when a
+# server cuts all off; the longer ones are for servers that cut again and again, and count from the attempt's start.
+FIRST_REST_S, LONGEST_REST_S = 0.05, 1.0
 ANSWER_GRACE_S = 5.0  # the server's own time-outs come first: they know more
 _NOTHING = Generation((), (), "abort", ())
 
@@ -40,6 +42,7 @@ class _Course:
     kept: Generation = _NOTHING
     attempts: int = 0
     idle: int = 0
+    began: float = 0.0
 
     @property
     def done(self) -> int:
@@ -62,7 +65,10 @@ class _Course:
     @property
     def rest_s(self) -> float:
         """What to wait before the next attempt; 0 after one that brought tokens."""
-        return min(LONGEST_REST_S, FIRST_REST_S * 2 ** (self.idle - 1)) if self.idle else 0.0
+        if not self.idle:
+            return 0.0
+        apart = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.idle - 1, 16))
+        return max(FIRST_REST_S, apart - (time.monotonic() - self.began))
 
     def state(self) -> str:
         """For error messages."""
@@ -102,7 +108,7 @@ class ResumableClient:
 
     async def _attempt(self, course: _Course, prompt_ids: Sequence[int], params: SamplingParams) -> Generation | None:
         """Ask one server for what is missing; None when it could not take the request."""
-        began = time.monotonic()
+        began = course.began = time.monotonic()
         course.attempts += 1
         seat = await self._pool.acquire(
             course.request_id, self._deadline(f"a server for generation {course.request_id}", course, course.pause_s)
