@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import NamedTuple
 
 from flytekit import task
 
 from tasks.connect import rendezvous_of
+from tasks.literals import RolloutReport
 from tasks.place import is_local
 from tasks.ray_config import SUBMITTER, ray_config
 from tasks.rendezvous import SILENCE_S, Pulse, Rendezvous
@@ -21,6 +23,13 @@ from verl_core.config.schema import RayConfig
 from verl_core.deadline import Deadline
 
 _POLL_S = 2.0
+
+
+class Released(NamedTuple):
+    """Steps that are done, and what the rollout side did."""
+
+    steps: int
+    rollout: RolloutReport
 
 
 # Size and time limit are those of the configuration: `session` puts them in place before the node is made.
@@ -38,8 +47,9 @@ def hold_cluster(config: dict) -> float:
 
 
 @task(requests=SUBMITTER)
-def release(config: dict, after: int) -> int:
-    """The run is over: end its actors and let the cluster go. `after`, the last step, puts this node behind it."""
+def release(config: dict, after: int, rollout: RolloutReport) -> Released:
+    """The run is over: end its actors and let the cluster go. `after`, the last step, and what the rollout side
+    reports, if there was one, put this node behind both."""
     from verl_core.trainer.open import close_trainer
 
     typed = from_dict(config)
@@ -47,7 +57,7 @@ def release(config: dict, after: int) -> int:
         close_trainer(typed)
     else:
         rendezvous_of(typed).stop()
-    return after
+    return Released(after, rollout)
 
 
 def own_address() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,17 +41,23 @@ def trainer_of(config: dict, after: StageNote) -> Iterator[PPOTrainer]:
         RecordError: the run directory holds something else than what the node before recorded.
         FlyteRecoverableException: in a pod, the cluster cannot be reached or was lost; see `tasks.retry`.
     """
+    with retried(), opened(from_dict(config)) as trainer:
+        confirm(trainer, after)
+        yield trainer
+
+
+@contextmanager
+def opened(config: RunConfig, check: Callable[[], None] = lambda: None) -> Iterator[PPOTrainer]:
+    """The same without a node before, and failures are raised as they are. `check`: see `Session`."""
     from verl_core.trainer.open import leave_trainer, open_trainer
 
-    typed, owner = from_dict(config), None if is_local() else execution_name()
-    with retried():
-        try:
-            with connected(typed), open_trainer(typed, owner) as trainer:
-                confirm(trainer, after)
-                yield trainer
-        finally:
-            if owner is not None:
-                leave_trainer(typed)  # this process ends here; the actors wait for the next node
+    owner = None if is_local() else execution_name()
+    try:
+        with connected(config), open_trainer(config, owner, check) as trainer:
+            yield trainer
+    finally:
+        if owner is not None:
+            leave_trainer(config)  # this process ends here; the actors wait for the next node
 
 
 @contextmanager
@@ -68,9 +74,14 @@ def connected(config: RunConfig) -> Iterator[None]:
 
 def rendezvous_of(config: RunConfig) -> Rendezvous:
     """Where the nodes of this execution meet."""
+    return Rendezvous(run_of(config), execution_name())
+
+
+def run_of(config: RunConfig) -> RunDir:
+    """The run directory."""
     from verl_core.trainer.ray_session import run_root
 
-    return Rendezvous(RunDir(run_root(config)), execution_name())
+    return RunDir(run_root(config))
 
 
 def attach(config: RunConfig, rendezvous: Rendezvous) -> None:

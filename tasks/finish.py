@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flytekit import Deck, task
 from flytekit.types.directory import FlyteDirectory
@@ -14,6 +14,9 @@ from tasks.ray_config import DRIVER, SUBMITTER
 from tasks.stage_jobs import CLUSTER
 from tasks.stages import RETRIES
 from verl_core.record.rundir import REPORT
+
+if TYPE_CHECKING:
+    from verl_core.trainer.ppo import PPOTrainer
 
 
 class Finished(NamedTuple):
@@ -39,12 +42,19 @@ def finish_job(config: dict, after: StageNote) -> Finished:
 
 
 def _finish(config: dict, after: StageNote) -> Finished:
+    with trainer_of(config, after) as trainer:
+        trainer.end()
+        return finished(trainer)
+
+
+def finished(trainer: PPOTrainer) -> Finished:
+    """Report, summary and last checkpoint of a run whose last step is done, as literals; the report is this task's
+    Deck, too."""
     from verl_core.trainer.finish import SUMMARY
     from verl_core.trainer.finish import finish as summarise
 
-    with trainer_of(config, after) as trainer:
-        trainer.end()
-        summary, run = summarise(trainer.session), trainer.session.run
-        Deck("Training", run.read(REPORT).decode())
-        checkpoint = folder_in_place(after.checkpoint)  # the last step always leaves one
-        return Finished(file_in_place(run.url(SUMMARY)), file_in_place(summary.report), checkpoint, summary.steps)
+    session, run = trainer.session, trainer.session.run
+    summary, last = summarise(session), session.files.finished("update", session.total_steps)
+    Deck("Training", run.read(REPORT).decode())
+    files = file_in_place(run.url(SUMMARY)), file_in_place(summary.report)
+    return Finished(*files, folder_in_place(last.checkpoint if last else ""), summary.steps)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
+from tasks.place import execution_name
 from verl_core.config import RunConfig
 from verl_core.errors import ConfigError
 
 MAX_NODES = 400  # above some thousand nodes etcd refuses the object; the console is slow long before
 STAGES = 4
+
+
+def new_meeting() -> str:
+    """Under which the two streams of one graph find each other; those of an earlier execution are never found."""
+    return f"{execution_name()}-{uuid4().hex[:8]}"
 
 
 def planned_steps(config: RunConfig) -> range:

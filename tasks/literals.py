@@ -29,6 +29,15 @@ class StageNote:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class RolloutReport:
+    """What a rollout side of its own did; zeros where there was none. See verl_core.trainer.rollout_side."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    restarts: int = 0
+
+
 class Opened(NamedTuple):
     """Outputs of the run's first node. Later nodes take the configuration from here: one literal, not one per node."""
 

@@ -30,6 +30,7 @@ class Siblings:
 
     def __init__(self) -> None:
         self._flights: list[Flight] = []
+        self._failed: list[Flight] = []  # in the order of their failures: later ones may be mere consequences
         self._lock = threading.Lock()
 
     def launch(self, name: str, body: Callable[[], Any], limit_s: float) -> Flight:
@@ -38,7 +39,7 @@ class Siblings:
         with self._lock:
             self._flights.append(flight)
         # A daemon: after a failure the process must be able to end while a sibling is still in its work.
-        threading.Thread(target=_fly, args=(flight, body), daemon=True, name=f"flyte-{name}").start()
+        threading.Thread(target=self._fly, args=(flight, body), daemon=True, name=f"flyte-{name}").start()
         return flight
 
     def wait(self, flight: Flight) -> Any:
@@ -66,18 +67,21 @@ class Siblings:
             return list(self._flights)
 
     def _raise_failure(self) -> None:
-        for flight in self._open():
-            if flight.result.done() and (error := flight.result.exception()) is not None:
-                with self._lock:
-                    self._flights.clear()  # the execution is over; the next one in this process starts clean
-                raise error
+        with self._lock:
+            failed = [flight for flight in self._failed if flight in self._flights]
+            if not failed:
+                return
+            self._flights.clear()  # the execution is over; the next one in this process starts clean
+            self._failed.clear()
+        failed[0].result.result()
 
-
-def _fly(flight: Flight, body: Callable[[], Any]) -> None:
-    try:
-        flight.result.set_result(body())
-    except BaseException as error:  # noqa: BLE001  whatever ends the thread must reach the thread that waits
-        flight.result.set_exception(error)
+    def _fly(self, flight: Flight, body: Callable[[], Any]) -> None:
+        try:
+            flight.result.set_result(body())
+        except BaseException as error:  # noqa: BLE001  whatever ends the thread must reach the thread that waits
+            with self._lock:
+                self._failed.append(flight)
+            flight.result.set_exception(error)
 
 
 def _state_of(result: cf.Future[Any]) -> str:

@@ -1,8 +1,9 @@
-"""StreamingRayTask: a Ray task that runs beside its siblings under `pyflyte run` too.
+"""Streaming tasks: tasks that run beside their siblings under `pyflyte run` too.
 
 flytekit's local scheduler runs one node after another, so a task that works until another one tells it to stop would
 never end there. A streaming task starts in a thread when it is called and returns promises that are filled later;
-whoever needs a value waits for it. On a cluster it is an ordinary `ray` task, and independent nodes run together.
+whoever needs a value waits for it. On a cluster it is an ordinary task, a pod (StreamingTask) or a RayJob
+(StreamingRayTask), and independent nodes run together.
 
 Invariant: in local execution Ray is started by the calling thread, never by the task's own: Ray's processes are killed
 by the kernel when the thread that started them ends.
@@ -15,6 +16,7 @@ from typing import Any
 
 from flytekit.core.context_manager import FlyteContext, flyte_context_Var
 from flytekit.core.promise import Promise, create_task_output
+from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.core.type_engine import TypeEngine
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import Literal
@@ -53,13 +55,8 @@ class LazyPromise(Promise):
         return filled
 
 
-@dataclass
-class StreamingRayConfig(RayTaskConfig):
-    """RayJobConfig, for a task that takes `config: dict` and at least one of whose outputs is used."""
-
-
-class StreamingRayTask(RayTask):
-    """The task type of StreamingRayConfig."""
+class Streaming(PythonFunctionTask):
+    """What both kinds of streaming tasks do on a laptop. They take `config: dict`, and one output at least is used."""
 
     def local_execute(self, ctx: FlyteContext, **kwargs: Any) -> Any:
         """Start the task and return promises at once.
@@ -87,4 +84,23 @@ def _native_dict(ctx: FlyteContext, value: Any) -> dict[str, Any]:
     return dict(native)
 
 
+@dataclass
+class StreamingConfig:
+    """Of a task that is a pod on a cluster; there is nothing to set."""
+
+
+@dataclass
+class StreamingRayConfig(RayTaskConfig):
+    """RayJobConfig, of a task that is a RayJob on a cluster."""
+
+
+class StreamingTask(Streaming):
+    """The task type of StreamingConfig."""
+
+
+class StreamingRayTask(Streaming, RayTask):
+    """The task type of StreamingRayConfig."""
+
+
+TaskPlugins.register_pythontask_plugin(StreamingConfig, StreamingTask)
 TaskPlugins.register_pythontask_plugin(StreamingRayConfig, StreamingRayTask)

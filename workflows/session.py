@@ -1,4 +1,5 @@
-"""session: the graph of a run, sized by its configuration: hold_cluster beside begin, steps, finish; then release."""
+"""session: the graph of a run, sized by its configuration: hold_cluster beside begin, steps, finish; or beside the two
+streams of an asynchronous run; then release."""
 
 from __future__ import annotations
 
@@ -10,37 +11,53 @@ from flytekit.types.file import FlyteFile
 
 from tasks.assets import DataFiles, with_assets
 from tasks.cluster import hold_cluster, release
-from tasks.graph import chunks_of, planned_steps
+from tasks.graph import chunks_of, new_meeting, planned_steps
+from tasks.literals import RolloutReport
 from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from tasks.step_tasks import PER_TASK, SHARED
 from tasks.streaming import StreamingRayConfig
+from tasks.streams import rollout_stream, train_stream
 from verl_core.config import RunConfig, to_dict
+from verl_core.config.names import ASYNC_MODES
 
 
 class TrainResult(NamedTuple):
-    """summary.json, report.html, folder of the last checkpoint, steps done, and seconds the Ray cluster was held."""
+    """summary.json, report.html, folder of the last checkpoint, steps done, seconds the Ray cluster was held, and what
+    the rollout side of an asynchronous run did."""
 
     summary: FlyteFile
     report: FlyteFile
     checkpoint: FlyteDirectory
     steps: int
     held_s: float
+    rollout: RolloutReport
 
 
 @dynamic(requests=DRIVER)
 def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: FlyteDirectory) -> TrainResult:
-    """All nodes of the run. The holder has no edge to the steps: they run at the same time."""
+    """All nodes of the run. The holder has no edge to the steps, nor have the two streams to each other: they run at
+    the same time."""
     ready = with_assets(config, DataFiles(train, val), policy)
-    literal, held = to_dict(ready), 0.0
+    literal, held, rollout = to_dict(ready), 0.0, RolloutReport()
     if ready.ray.mode == "shared":
         size = ray_config(ready.ray, StreamingRayConfig)
         held = hold_cluster(config=literal).with_overrides(
             node_name="cluster", task_config=size, timeout=limit(ready.ray)
         )
-    done = steps_graph(ready, literal)
-    steps = release(config=literal, after=done.steps).with_overrides(node_name="release")
-    return TrainResult(done.summary, done.report, done.checkpoint, steps, held)
+    if ready.trainer.use_v1 and ready.trainer.v1.trainer_mode in ASYNC_MODES:
+        rollout, done = streams_graph(ready, literal)
+    else:
+        done = steps_graph(ready, literal)
+    end = release(config=literal, after=done.steps, rollout=rollout).with_overrides(node_name="release")
+    return TrainResult(done.summary, done.report, done.checkpoint, end.steps, held, end.rollout)
+
+
+def streams_graph(ready: RunConfig, literal: dict) -> tuple[Any, Any]:
+    """Both sides of an asynchronous run; gives their outputs."""
+    meeting, extra = new_meeting(), {"timeout": limit(ready.ray)}
+    rollout = rollout_stream(config=literal, meeting=meeting).with_overrides(node_name="rollout-stream", **extra)
+    return rollout, train_stream(config=literal, meeting=meeting).with_overrides(node_name="train-stream", **extra)
 
 
 def steps_graph(ready: RunConfig, literal: dict) -> Any:

@@ -139,6 +139,7 @@ class Propeller:
     image: folder that stands for the image's working directory.
     env: environment on top of what every pod gets.
     node_s: limit of one container, seconds.
+    aborts: whether the failure of one node ends the others; False shows what they do by themselves.
     """
 
     package: Package
@@ -146,6 +147,7 @@ class Propeller:
     image: Path
     env: Mapping[str, str] = field(default_factory=dict)
     node_s: float = 900.0
+    aborts: bool = True
     attempts: list[Attempt] = field(default_factory=list)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -161,6 +163,12 @@ class Propeller:
         """Outputs of one task, as the only node of a graph."""
         template = self.package.tasks[name].template
         return self._tries(template, template.metadata.retries.retries, inputs, name, self.package.tasks)
+
+    def kill(self, here: str) -> float:
+        """SIGKILL the container of a node, as a lost host does; the moment, on the clock of `Attempt`."""
+        process = self._running[here]
+        process.kill()
+        return time.monotonic()
 
     def spans(self, name: str) -> list[Attempt]:
         """Attempts of nodes of a task."""
@@ -182,6 +190,8 @@ class Propeller:
         return {binding.var: resolve(binding.binding, done) for binding in outputs}
 
     def _abort(self) -> None:
+        if not self.aborts:
+            return
         self._stop.set()
         for process in list(self._running.values()):
             process.terminate()

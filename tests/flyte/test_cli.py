@@ -11,12 +11,13 @@ import pytest
 from tests.flyte.conftest import PYFLYTE, clean_env
 
 
-def pyflyte_run(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def pyflyte_run(
+    root: Path, *arguments: str, cwd: Path | None = None, limit_s: float = 240
+) -> subprocess.CompletedProcess[str]:
     command = [PYFLYTE, "run", *arguments]
     # Without the checkout on PYTHONPATH: pyflyte finds it by itself.
-    return subprocess.run(
-        command, cwd=cwd or root, env={**clean_env(root), "PYTHONPATH": ""}, capture_output=True, text=True, timeout=240
-    )
+    env = {**clean_env(root), "PYTHONPATH": ""}
+    return subprocess.run(command, cwd=cwd or root, env=env, capture_output=True, text=True, timeout=limit_s)
 
 
 @pytest.mark.parametrize(

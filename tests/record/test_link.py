@@ -37,12 +37,12 @@ def trouble_of(end: Link, seconds: float = 10.0) -> str:
 def test_what_one_side_offers_the_other_gets(tmp_path: Path, store: str) -> None:
     root = tmp_path if store == "disk" else f"memory://link-{tmp_path.name}"
     with link(root, "rollout") as rollout, link(root, "trainer") as trainer:
-        rollout.wait(("starting", "ready"), 10)
+        rollout.wait(10, "starting", "ready")
         with pytest.raises(DeadlineExceeded, match=r"the rollout side to be ready.*the rollout side is starting"):
-            trainer.wait(("ready",), 0.2)
+            trainer.wait(0.2, "ready")
         rollout.tell({"tokens": 7})
         rollout.ready({"port": "tcp://here:1"})
-        seen = trainer.wait(("ready",), 10)
+        seen = trainer.wait(10, "ready")
         assert seen.offer == {"port": "tcp://here:1"}
         assert seen.numbers == {"tokens": 7}
         rollout.check()
@@ -51,7 +51,7 @@ def test_what_one_side_offers_the_other_gets(tmp_path: Path, store: str) -> None
 
 def test_a_side_that_never_comes_is_a_named_deadline(tmp_path: Path) -> None:
     with link(tmp_path, "trainer") as trainer, pytest.raises(DeadlineExceeded, match=r"rollout side was never seen"):
-        trainer.wait(("ready",), 0.2)
+        trainer.wait(0.2, "ready")
 
 
 def test_a_failure_is_told_in_its_own_words_to_both_waits(tmp_path: Path) -> None:
@@ -60,15 +60,15 @@ def test_a_failure_is_told_in_its_own_words_to_both_waits(tmp_path: Path) -> Non
             raise EngineDead("server-0 is gone for good")
         assert trouble_of(trainer) == "the rollout side failed: EngineDead: server-0 is gone for good"
         with pytest.raises(StreamFailed, match="server-0 is gone for good"):
-            trainer.wait(("ready",), 10)
+            trainer.wait(10, "ready")
 
 
 def test_the_trainer_may_leave_and_the_rollout_may_not(tmp_path: Path) -> None:
     with link(tmp_path, "rollout") as rollout:
         with link(tmp_path, "trainer"):
-            rollout.wait(("starting",), 10)
+            rollout.wait(10, "starting")
             assert not rollout.over()
-        rollout.wait(("done",), 10)
+        rollout.wait(10, "done")
         assert rollout.over()
         rollout.check()
     with link(tmp_path, "trainer") as trainer:
@@ -91,7 +91,7 @@ def test_a_killed_process_is_noticed_by_its_silence(tmp_path: Path, repo_root: P
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=repo_root)
     try:
         with link(tmp_path, "trainer", silence_s=2.0) as trainer:
-            trainer.wait(("ready",), 60)
+            trainer.wait(60, "ready")
             time.sleep(0.3)
             trainer.check()
             process.kill()
@@ -107,7 +107,7 @@ def test_silence_is_not_judged_by_anybodys_clock(tmp_path: Path, monkeypatch: py
     """Accounts whose time of writing never moves, and lies in the far past, are alive while they change."""
     monkeypatch.setattr("verl_core.record.link.time.time", lambda: 0.0)
     with link(tmp_path, "trainer") as trainer, link(tmp_path, "rollout"):
-        seen = trainer.wait(("starting",), 10)
+        seen = trainer.wait(10, "starting")
         assert seen.time == 0.0
         time.sleep(3 * SILENT_S)
         trainer.check()
@@ -117,7 +117,7 @@ def test_a_side_that_was_started_again_is_noticed(tmp_path: Path) -> None:
     with link(tmp_path, "trainer", silence_s=30) as trainer:
         first = link(tmp_path, "rollout")
         first._write()
-        trainer.wait(("starting",), 10)
+        trainer.wait(10, "starting")
         with link(tmp_path, "rollout"):
             assert "started again" in trouble_of(trainer)
 
@@ -132,7 +132,7 @@ def test_pairs_do_not_meet(tmp_path: Path) -> None:
 
 def test_a_hiccup_of_the_storage_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with link(tmp_path, "trainer") as trainer, link(tmp_path, "rollout"):
-        trainer.wait(("starting",), 10)
+        trainer.wait(10, "starting")
         broken = threading.Event()
         read = RunDir.read
 
@@ -146,7 +146,7 @@ def test_a_hiccup_of_the_storage_is_no_silence(tmp_path: Path, monkeypatch: pyte
         time.sleep(2 * SILENT_S)
         trainer.check()
         broken.clear()
-        trainer.wait(("starting",), 10)
+        trainer.wait(10, "starting")
         trainer.check()
 
 

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
@@ -131,7 +131,7 @@ class Link:
         """The other side's newest account."""
         return self._seen
 
-    def wait(self, states: Collection[State], seconds: float) -> Account:
+    def wait(self, seconds: float, *states: State) -> Account:
         """The other side's account, as soon as its state is one of `states`.
 
         Raises:

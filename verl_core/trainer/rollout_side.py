@@ -150,7 +150,7 @@ def supervise(config: RunConfig, link: Link) -> RolloutReport:
     side = RolloutSide.attach_or_launch(config)
     watch = side.watch(config)
     link.ready()
-    link.wait(("starting", "ready", "done"), config.ray.up_timeout_s)
+    link.wait(config.ray.up_timeout_s, "starting", "ready", "done")
     while not link.over():
         link.check()
         try:
@@ -161,6 +161,7 @@ def supervise(config: RunConfig, link: Link) -> RolloutReport:
             raise
         link.tell(meter.read(side.servers.usage(), answers))
         time.sleep(LOOK_S)
+    meter.read(side.servers.usage(), {})
     return meter.report()
 
 
