@@ -23,6 +23,12 @@ def offsets_of(lengths: Sequence[int]) -> Offsets:
     return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
 
 
+def cells_of(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(row, position in the row), each int64 [sum of lengths], of the cells of ragged rows, row by row."""
+    row_of = np.repeat(np.arange(len(lengths)), lengths)
+    return row_of, np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
 @dataclass
 class TrainBatch:
     """B rows, ordered by (ordinal, session, index).
@@ -140,8 +146,9 @@ class TrainBatch:
 
     @staticmethod
     def _positions(offsets: Offsets, rows: Sequence[int]) -> NDArray[np.int64]:
-        parts = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        chosen = np.asarray(rows, dtype=np.int64)
+        row_of, at = cells_of(offsets[chosen + 1] - offsets[chosen])
+        return offsets[chosen][row_of] + at
 
     def padded_mask(self) -> torch.Tensor:
         """bool [B, T]: the response mask, False on padding. T is the longest response."""

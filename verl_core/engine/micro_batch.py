@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from verl_core.batch import TrainBatch
+from verl_core.batch import TrainBatch, cells_of
 from verl_core.engine.plan import Rows
 
 
@@ -55,10 +55,10 @@ class MicroBatch:
             raise ValueError(f"row {part.keys[int(np.argmin(prompts))]} has an empty prompt")
         width = int((prompts + responses).max()) - 1
         input_ids = np.zeros((len(rows), width + 1), dtype=np.int64)
-        for row in range(len(rows)):
-            prompt = part.prompt_ids[part.prompt_offsets[row] : part.prompt_offsets[row + 1]]
-            response = part.response_ids[part.response_offsets[row] : part.response_offsets[row + 1]]
-            input_ids[row, : len(prompt) + len(response)] = np.concatenate([prompt, response])
+        row_of, at = cells_of(prompts)
+        input_ids[row_of, at] = part.prompt_ids
+        row_of, at = cells_of(responses)
+        input_ids[row_of, prompts[row_of] + at] = part.response_ids
         wanted = np.arange(max(1, int(responses.max())))[None, :] < responses[:, None]
         if trainable:
             wanted[wanted] = part.response_mask
