@@ -9,7 +9,9 @@ import pytest
 
 from verl_core.config import RunConfig, resolve
 from verl_core.trainer.assets import data_files, model_folder, with_assets
+from verl_core.trainer.finish import Summary
 from verl_core.trainer.open import close_trainer
+from verl_core.trainer.run import train
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -40,3 +42,12 @@ def make_config(assets: tuple[list[str], list[str], str], tmp_path: Path) -> Ite
     yield make
     for config in made:
         close_trainer(config)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    ray_cluster: None, assets: tuple[list[str], list[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Summary:
+    """Four steps of the sync mode, from start to end in one go."""
+    settings = [f"trainer.default_local_dir={tmp_path_factory.mktemp('undisturbed')}", "trainer.init_timeout_s=240"]
+    return train(with_assets(resolve("configs/scripted.yaml", settings).config, *assets))

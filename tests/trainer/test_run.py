@@ -11,11 +11,9 @@ import pytest
 import ray
 
 from tests.trainer.conftest import MakeConfig
-from verl_core.config import resolve
 from verl_core.errors import CheckpointError, ConfigError, ResourceError, RewardError
 from verl_core.record.accounting import accounting
 from verl_core.record.rundir import RunDir
-from verl_core.trainer.assets import with_assets
 from verl_core.trainer.finish import Summary, finish
 from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer
 from verl_core.trainer.ray_session import namespace_of, run_root
@@ -24,15 +22,6 @@ from verl_core.trainer.run import train
 LEGACY = "trainer.use_v1=false"  # where the store plays no part: two processes less to start
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(
-    ray_cluster: None, assets: tuple[list[str], list[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> Summary:
-    """Four steps of the sync mode, from start to end in one go."""
-    settings = [f"trainer.default_local_dir={tmp_path_factory.mktemp('undisturbed')}", "trainer.init_timeout_s=240"]
-    return train(with_assets(resolve("configs/scripted.yaml", settings).config, *assets))
 
 
 def test_sync_and_legacy_path_give_the_same_weights(make_config: MakeConfig, undisturbed: Summary) -> None:

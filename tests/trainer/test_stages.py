@@ -13,7 +13,7 @@ from verl_core.config.schema import AlgorithmConfig
 from verl_core.errors import RewardError
 from verl_core.trainer.finish import overhead_share
 from verl_core.trainer.metrics import batch_metrics, reward_metrics, rollout_metrics
-from verl_core.trainer.stages.advantage import assemble, penalised, reward_parts, with_advantages
+from verl_core.trainer.stages.advantage import assemble, corrected, penalised, reward_parts, with_advantages
 from verl_core.trainer.stages.reward import unscored_groups
 from verl_core.trajectory import Reward, Segment, Trajectory
 
@@ -92,6 +92,36 @@ def test_parts_of_the_reward() -> None:
     assert reward_parts(batch, rewards, []) is None
     with pytest.raises(RewardError, match=r"names 'why', and the reward of a_0_1 has None there \(its parts: answer"):
         reward_parts(batch, rewards, ["why"])
+
+
+def test_rejected_rows_leave_the_mask_and_stay_in_the_baseline_only_if_asked() -> None:
+    rows = [row("a", session, 1) for session in range(3)]
+    scores = [Reward("a_0_0", 1.0), Reward("a_1_0", 0.0), Reward("a_2_0", 5.0)]
+    for keep_in_baseline, expected in (("kept", [0.5, -0.5, 0.0]), ("all", [-1.0, -2.0, 0.0])):
+        algorithm = AlgorithmConfig(norm_adv_by_std_in_grpo=False)
+        correction = algorithm.rollout_correction
+        correction.rollout_is, correction.rollout_rs, correction.rollout_rs_threshold = "token", "token_k1", 2.0
+        correction.baseline_rows = keep_in_baseline  # type: ignore[assignment]
+        batch = assemble(rows, scores)
+        batch = batch.with_column("old_log_probs", np.asarray([-1.0, -0.5, 1.0], dtype=np.float32))  # rollout: -1
+        batch = batch.with_column("token_rewards", batch.scores)
+        sampled = batch.response_mask
+        batch, metrics = corrected(batch, algorithm)
+        done = with_advantages(batch, algorithm, sampled=sampled)
+        assert done.response_mask.tolist() == [True, True, False]
+        assert done.columns["rollout_is_weights"].tolist() == pytest.approx([1.0, np.exp(0.5), 0.0])
+        assert done.columns["advantages"].tolist() == expected
+        assert metrics["rollout_corr/rejected_row_share"] == pytest.approx(1 / 3)
+        assert metrics["rollout_corr/kl"] == pytest.approx(-2.5 / 3)
+
+
+def test_without_a_correction_nothing_changes_and_the_distance_is_told() -> None:
+    batch = assemble([row("a", 0, 2)], [Reward("a_0_0", 1.0)])
+    batch = batch.with_column("old_log_probs", np.asarray([-1.0, -1.5], dtype=np.float32))
+    same, metrics = corrected(batch, AlgorithmConfig())
+    assert same is batch
+    assert metrics["rollout_corr/kl"] == pytest.approx(0.25)
+    assert "rollout_corr/rejected_token_share" not in metrics
 
 
 def test_kl_in_reward_by_hand() -> None:

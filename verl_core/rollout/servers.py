@@ -83,6 +83,7 @@ class Servers:
         device: str,
         actor_options: ActorOptions = lambda index: {"num_cpus": 0},
         num_servers: int | None = None,
+        prefix: str = "server",
     ) -> Servers:
         """Servers that run already under this configuration are kept; the others are started, all at the same time.
         When one cannot start, all are ended.
@@ -93,6 +94,7 @@ class Servers:
             device: cpu or cuda.
             actor_options: Ray options of server i.
             num_servers: default rollout.num_servers, else 1.
+            prefix: of their names. Servers beside those of the default one begin with whatever is published.
 
         Raises:
             DeadlineExceeded: not all were up within trainer.init_timeout_s; says how far each one came.
@@ -101,9 +103,9 @@ class Servers:
         count = num_servers or config.actor_rollout_ref.rollout.num_servers or 1
         identity = _identity(config, device, weights_folder)
         deadline = Deadline(f"{count} inference servers to start", config.trainer.init_timeout_s)
-        names = [f"server-{index}" for index in range(count)]
+        names = [f"{prefix}-{index}" for index in range(count)]
         found = {name: named_actor.attach(name, namespace, identity) for name in names}
-        forget = not any(found.values())
+        forget = prefix == "server" and not any(found.values())
         handles: dict[str, Any] = {}
         for index, name in enumerate(names):
             if found[name] is None:

@@ -51,7 +51,8 @@ class Agents(Protocol):
 
 @dataclass
 class RunActors:
-    """The parts, started. `stores` are this process' connections: one for training, one for validation."""
+    """The parts, started. `stores` are this process' connections: one for training, one for validation; `lent` are
+    servers on the trainer's devices, which join the others while the trainer is idle."""
 
     policy: PolicyGroup
     servers: Servers
@@ -60,6 +61,7 @@ class RunActors:
     stores: tuple[TrajectoryStore, TrajectoryStore]
     host: StoreHost | None
     ground: Ground
+    lent: Servers | None = None
 
     def leave(self) -> None:
         """Close this process' connections; the actors live on, for the next process. Idempotent.
@@ -77,8 +79,9 @@ class RunActors:
             stack.callback(self.ground.clear)
             if self.host is not None:
                 stack.callback(self.host.shutdown)
-            for part in (self.policy, self.servers, self.scorer, self.agents):
-                stack.callback(part.shutdown)
+            for part in (self.policy, self.servers, self.lent, self.scorer, self.agents):
+                if part is not None:
+                    stack.callback(part.shutdown)
 
 
 def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], weights_folder: str) -> RunActors:
@@ -91,7 +94,7 @@ def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], w
     """
     placement = place(config)
     ground = Ground(namespace_of(config), weights_folder, placement)
-    with ThreadPoolExecutor(5, "launch") as pool:
+    with ThreadPoolExecutor(6, "launch") as pool:
         launch = _begin(pool, config, total_steps, sources, ground)
         try:
             for part in as_completed(launch.parts()):
@@ -118,19 +121,20 @@ class _Launch:
 
     policy: Future[PolicyGroup]
     servers: Future[Servers]
+    lent: Future[Servers | None]
     scorer: Future[RewardWorkers]
     host: Future[StoreHost | None]
     agents: Future[tuple[Agents, tuple[TrajectoryStore, TrajectoryStore]]]
 
     def parts(self) -> list[Future[Any]]:
         """All of them."""
-        return [self.policy, self.servers, self.scorer, self.host, self.agents]
+        return [self.policy, self.servers, self.lent, self.scorer, self.host, self.agents]
 
     def actors(self, ground: Ground) -> RunActors:
         """When all are up."""
         agents, stores = self.agents.result()
         policy, servers, scorer = self.policy.result(), self.servers.result(), self.scorer.result()
-        return RunActors(policy, servers, agents, scorer, stores, self.host.result(), ground)
+        return RunActors(policy, servers, agents, scorer, stores, self.host.result(), ground, self.lent.result())
 
     def abandon(self, ground: Ground) -> None:
         """Wait for those still on their way, then end everything. Errors are logged: another one is on its way up."""
@@ -159,9 +163,25 @@ def _begin(
         servers=pool.submit(
             Servers.attach_or_launch, config, namespace, folder, device, placement.server, num_servers=count
         ),
+        lent=pool.submit(_lent, config, ground),
         scorer=pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources),
         host=host,
         agents=pool.submit(lambda: _agents(config, namespace, host.result())),
+    )
+
+
+def _lent(config: RunConfig, ground: Ground) -> Servers | None:
+    placement = ground.placement
+    if not placement.num_lent:
+        return None
+    return Servers.attach_or_launch(
+        config,
+        ground.namespace,
+        ground.weights_folder,
+        placement.device,
+        placement.lent,
+        num_servers=placement.num_lent,
+        prefix="lent",
     )
 
 

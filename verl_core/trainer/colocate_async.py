@@ -15,7 +15,7 @@ class ColocateAsyncTrainer(PPOTrainer):
 
     ahead = True
 
-    def on_sample_begin(self, step: int) -> None:
+    def on_step_begin(self, step: int) -> None:
         """Serving goes on where the last step's end left it; after a crash it starts here."""
         self._generate(step - 1)
 

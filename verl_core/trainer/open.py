@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from verl_core.config import RunConfig, config_hash
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.metrics import open_sinks
-from verl_core.record.checkpoints import CheckpointStore
+from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
 from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.registry import check_sources
 from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
 from verl_core.trainer.feed import PromptFeed, feed_plan
+from verl_core.trainer.lending import Lending
+from verl_core.trainer.lent_devices import LentDevices
 from verl_core.trainer.past import agree_with_past, record_opening, start_of
 from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
@@ -87,6 +90,26 @@ def leave_trainer(config: RunConfig) -> None:
         held.own.close()
 
 
+def lent_devices(
+    config: RunConfig, actors: RunActors, state: dict[str, Any] | None, start: Checkpoint | None
+) -> LentDevices | None:
+    """The servers on the trainer's devices, with what earlier steps of the run, or of the one it started from, taught
+    about lending; None unless they are lent."""
+    if actors.lent is None:
+        return None
+    lending = Lending(
+        config.trainer.v1.separate_async.hybrid_rollout,
+        rollout_devices=len(actors.servers.handles),
+        trainer_devices=config.world_size,
+        batch=config.data.train_batch_size,
+        mini_batch=config.actor_rollout_ref.actor.ppo_mini_batch_size,
+    )
+    known = state or (start.extra.get("lending") if start is not None else None)
+    if known is not None:
+        lending.load_state_dict(known)
+    return LentDevices(lending, actors.servers, actors.lent, actors.agents)
+
+
 def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tuple[PPOTrainer, RunActors]:
     trainer_cls = get_trainer_cls(config.trainer.v1.trainer_mode)
     run = RunDir(run_root(config))
@@ -145,6 +168,7 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         scorer=actors.scorer,
         sinks=sinks,
         lock=lock,
+        lent=lent_devices(config, actors, files.lending(done), checkpoint),
         on_policy=trainer_cls.on_policy,
         overlaps=trainer_cls.overlaps,
     )

@@ -41,6 +41,7 @@ class Placement:
         server: options of inference server i.
         host: options of a task on the host of rank 0.
         num_servers: how many servers to start.
+        lent: options of server i on the trainer's devices, and how many there are; 0 unless they are lent.
     """
 
     device: str
@@ -49,6 +50,8 @@ class Placement:
     server: ActorOptions
     host: dict[str, Any]
     num_servers: int
+    lent: ActorOptions
+    num_lent: int = 0
 
 
 def group_name(namespace: str) -> str:
@@ -66,11 +69,16 @@ def place(config: RunConfig) -> Placement:
     device, ranks = device_of(config), config.world_size
     _require(config, ranks, device)
     servers = _servers(config, ranks, device)
+    if device == "cuda" and _lent(config):
+        raise ConfigError(
+            "trainer.v1.separate_async.hybrid_rollout.enable_switch: lending GPUs needs two ways for weights at once, "
+            "inside a device and between devices, which is not supported yet. Set it to false"
+        )
     name, limit = group_name(namespace_of(config)), config.trainer.init_timeout_s
     if device == "cpu":
         group = reserve(name, [_pin()], one_node=True, timeout_s=limit)
         here = _at(group, 0, 0.0)
-        return Placement(device, group, lambda _: here, lambda _: here, here, servers)
+        return Placement(device, group, lambda _: here, lambda _: here, here, servers, lambda _: here, _lent(config))
     alone = rollout_devices(config)
     bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone)
     group = reserve(name, bundles, one_node=config.trainer.nnodes == 1 and not alone, timeout_s=limit)
@@ -82,7 +90,15 @@ def place(config: RunConfig) -> Placement:
         lambda index: _at(group, first + index, server_share),
         _at(group, 0, 0.0),
         servers,
+        lambda index: _at(group, index, _SERVER_SHARE),
     )
+
+
+def _lent(config: RunConfig) -> int:
+    """Servers on the trainer's devices in separate_async: one per device when they are lent."""
+    v1 = config.trainer.v1
+    lends = v1.trainer_mode == "separate_async" and v1.separate_async.hybrid_rollout.enable_switch
+    return config.world_size if lends else 0
 
 
 def rollout_devices(config: RunConfig) -> int:

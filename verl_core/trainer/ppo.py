@@ -53,6 +53,7 @@ class PPOTrainer:
             return done
         self._restore(step - 1)
         self.on_step_begin(step)
+        stages.serve(self.session, step)
         self.on_sample_begin(step)
         output = stages.rollout(self.session, step)
         self.on_sample_end(step)
@@ -121,10 +122,10 @@ class PPOTrainer:
         """Before the first step of this process."""
 
     def on_step_begin(self, step: int) -> None:
-        """Before prompts of the step are submitted."""
+        """Before prompts of the step are served; the servers hold the weights of step - 1 when it returns."""
 
     def on_sample_begin(self, step: int) -> None:
-        """Before the replay buffer is asked."""
+        """Prompts are served; before the replay buffer is asked."""
 
     def on_sample_end(self, step: int) -> None:
         """The batch is here and the trainer wants the devices; colocated modes free them. Called again before each

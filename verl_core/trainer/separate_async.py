@@ -6,24 +6,48 @@ the weights it was sampled from.
 
 from __future__ import annotations
 
+import time
+
 from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.registry import register_trainer
 
 
 @register_trainer("separate_async")
 class SeparateAsyncTrainer(PPOTrainer):
-    """Sampling takes what has settled; publication does not wait for what runs."""
+    """Sampling takes what has settled; publication does not wait for what runs. Devices that the trainer lends to the
+    rollout come back before it trains."""
 
     ahead = True
     overlaps = True
+    _asked_at, _missing = 0.0, -1  # when, and how many groups, the step under way has waited for; -1 = none does
 
-    def on_sample_begin(self, step: int) -> None:
+    def on_step_begin(self, step: int) -> None:
         """Nothing in a running trainer; after a crash servers may be behind."""
         self.session.publish(step - 1)
+
+    def on_sample_begin(self, step: int) -> None:
+        """Lent devices stay until enough groups are there."""
+        if (lent := self.session.lent) is None:
+            return
+        self._asked_at = time.perf_counter()
+        self._missing = max(0, self.session.config.data.train_batch_size - self.session.buffer.sampleable(step))
+        if lent.is_out:
+            self.session.buffer.wait_for(lent.lending.threshold, step)
+
+    def on_sample_end(self, step: int) -> None:
+        """The rollout goes on; what was lent comes back."""
+        if (lent := self.session.lent) is None:
+            return
+        lent.take_back()
+        if self._missing >= 0:
+            lent.lending.waited(time.perf_counter() - self._asked_at, self._missing)
+            self._missing = -1
 
     def on_step_end(self, step: int) -> None:
         """Version = step, while responses are being sampled."""
         self.session.publish(step)
+        if self.session.lent is not None and step < self.session.total_steps:
+            self.session.offer_devices(step)
 
     def on_validate_begin(self, step: int) -> None:
         """Validation before training publishes version 0."""

@@ -26,10 +26,12 @@ from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
 from verl_core.rollout.servers import Servers
 from verl_core.trainer.feed import PromptFeed
+from verl_core.trainer.lent_devices import LentDevices
 from verl_core.trainer.restore import bring_policy_to
 from verl_core.trainer.step_files import StepFiles
 from verl_core.trajectory import Prompt
 from verl_core.transfer.replay_buffer import ReplayBuffer
+from verl_core.weights.interface import WeightManifest
 
 WORK = ("gen", "old_log_prob", "ref", "update_actor")  # generating and training; the rest of a step is overhead
 OVERLAP = "perf/overlap_s"
@@ -64,6 +66,8 @@ class Session:
         start_checkpoint: what the run started from; None = the start policy.
         on_policy: whether every token of step t must come from version t - 1.
         overlaps: whether servers generate while the trainer works.
+        lent: servers on the trainer's devices; None where nothing is lent.
+        noted: numbers that hooks leave for the record of the step.
         feed: serves the training prompts of `stream`.
         validation: the validation prompts, None without a validation set.
         buffer, validation_buffer: separate books; validation prompts are not accounted for.
@@ -92,6 +96,9 @@ class Session:
     on_policy: bool
     overlaps: bool
     check: Callable[[], None] = lambda: None
+    lent: LentDevices | None = None
+    noted: dict[str, float] = field(default_factory=dict)
+    _published: WeightManifest | None = None
     _clock: dict[int, float] = field(default_factory=dict)
 
     # ---- where the run stands
@@ -155,7 +162,17 @@ class Session:
     def publish(self, version: int) -> None:
         """Servers serve `version`; nothing when they do."""
         if self.servers.version() != version:
-            self.servers.update_weights(self.policy.publish(version))
+            self._published = self.policy.publish(version)
+            self.servers.update_weights(self._published)
+
+    def offer_devices(self, step: int) -> None:
+        """After the publication of `step`: lend the trainer's devices if that pays, and keep what was learnt."""
+        if self.lent is None:
+            return
+        self.noted |= self.lent.offer(
+            self.buffer.sampleable(step + 1), lambda: self._published or self.policy.publish(step)
+        )
+        self.files.save_lending(step, self.lent.lending.state_dict())
 
     def save_checkpoint(self, step: int) -> str:
         """Checkpoint everything that changes; returns the folder's path or URL."""
@@ -163,6 +180,8 @@ class Session:
         stream = {**self.stream.identity(), "ordinal": feed.next}
         kl = self.kl_control(step + 1).state_dict()
         state = {"stream": stream, "feed": feed.to_json(), "kl": kl, "step": step}
+        if self.lent is not None:
+            state["lending"] = self.lent.lending.state_dict()
         saved = self.checkpoints.save(step, lambda folder: self.policy.save(str(folder)), state)
         return self.run.url(saved.path)
 
@@ -195,7 +214,12 @@ class Session:
 
     def start_clock(self, step: int) -> None:
         """The step begins, in this process."""
-        self._clock = {step: time.perf_counter()}
+        self._clock, self.noted = {step: time.perf_counter()}, {}
+
+    @property
+    def began(self) -> float:
+        """When this process began the step that it is in."""
+        return next(iter(self._clock.values()))
 
     def step_clock(self, step: int, metrics: dict[str, float], tokens: int) -> dict[str, float]:
         """Wall time of the step that ends now, without validation, and what follows from it.

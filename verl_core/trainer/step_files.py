@@ -32,6 +32,7 @@ FILES: dict[StageName, str] = {
 }
 VALIDATION = "validation.json"
 FEED = "feed.json"
+LENDING = "lending.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,15 @@ class StepFiles:
     def save_feed(self, step: int, state: FeedState) -> None:
         """Publish it: before the trajectories, which make the rollout done."""
         self.run.publish_bytes(f"{RunDir.step_dir(step)}/{FEED}", json.dumps(state.to_json()).encode())
+
+    def lending(self, step: int) -> dict[str, Any] | None:
+        """State of lending after `step`; None where nothing was lent."""
+        path = f"{RunDir.step_dir(step)}/{LENDING}"
+        return json.loads(self.run.read(path)) if self.run.exists(path) else None
+
+    def save_lending(self, step: int, state: dict[str, Any]) -> None:
+        """Publish it."""
+        self.run.publish_bytes(f"{RunDir.step_dir(step)}/{LENDING}", json.dumps(state).encode())
 
     def save_trajectories(self, step: int, rows: list[Trajectory], metrics: dict[str, float]) -> StageOutput:
         """Publish the rollout's output; the spool has then served."""

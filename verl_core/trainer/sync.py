@@ -13,7 +13,7 @@ class SyncTrainer(PPOTrainer):
 
     on_policy = True
 
-    def on_sample_begin(self, step: int) -> None:
+    def on_step_begin(self, step: int) -> None:
         """A node that starts here after a crash finds servers asleep or behind; a running trainer finds nothing to
         do."""
         self.session.wake_servers(step - 1)

@@ -3,7 +3,7 @@ and its own output is on disk when it returns, so that a crash, a retry or a rer
 
 from verl_core.trainer.stages.advantage import advantage
 from verl_core.trainer.stages.reward import reward
-from verl_core.trainer.stages.rollout import rollout
+from verl_core.trainer.stages.rollout import rollout, serve
 from verl_core.trainer.stages.update import close_step, update
 
-__all__ = ["advantage", "close_step", "reward", "rollout", "update"]
+__all__ = ["advantage", "close_step", "reward", "rollout", "serve", "update"]

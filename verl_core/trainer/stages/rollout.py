@@ -12,20 +12,22 @@ from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Trajectory
 
 
-def rollout(session: Session, step: int) -> StageOutput:
-    """Serve the step's prompts, wait for their groups, and persist the trajectories.
+def serve(session: Session, step: int) -> None:
+    """Serve prompts as far ahead as the mode says. Groups that an earlier attempt already finished are taken from the
+    step's spool."""
+    session.start_clock(step)
+    session.feed.take_over(step, session.files.spool(step).read)
+    session.feed.top_up(step, session.buffer)
 
-    Groups that an earlier attempt of this step already finished are taken from its spool.
+
+def rollout(session: Session, step: int) -> StageOutput:
+    """Wait for the step's groups, and persist their trajectories.
 
     Raises:
         DeadlineExceeded: nothing settled for trainer.v1.buffer.stall_timeout_s.
         RolloutError: every group of the step failed for good.
     """
-    session.start_clock(step)
-    started = time.perf_counter()
-    spool = session.files.spool(step)
-    session.feed.take_over(step, spool.read)
-    session.feed.top_up(step, session.buffer)
+    spool, started = session.files.spool(step), session.began
     groups = session.buffer.sample(session.config.data.train_batch_size, step, on_arrival=spool.append)
     seconds = time.perf_counter() - started
     trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)

@@ -33,7 +33,7 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
     loggers."""
     step = draft.step
     trajectories, rewards = session.files.trajectories(step), session.files.rewards(step)
-    metrics = {**session.files.metrics(step), **draft.metrics}
+    metrics = {**session.files.metrics(step), **draft.metrics, **session.noted}
     if OVERLAP in metrics:  # of the stages, which each have their own
         parts = (session.files.metrics(step, ("advantage",)), draft.metrics)
         metrics[OVERLAP] = sum(part.get(OVERLAP, 0.0) for part in parts)
