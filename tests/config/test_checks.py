@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_core.config import names, resolve
+from verl_core.config import resolve
 from verl_core.config.checking import CHECK_MODULES
 from verl_core.config.checks import CHECKS
 from verl_core.errors import ConfigError
@@ -17,6 +17,7 @@ LEAST = {
     "warm_start": {"enable": True},
 }
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 
 
 def problems(*overrides: str) -> list[str]:
@@ -71,6 +72,44 @@ CONTRADICTIONS = [
     (
         [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_lb=6"],
         f"{ACTOR}.policy_loss.clip_cov_lb: 6.0 must be less than",
+    ),
+    ([f"{CORRECTION}.preset=decoupled_tok_is"], "unknown name 'decoupled_tok_is'; did you mean decoupled_token_is?"),
+    (
+        [f"{CORRECTION}.preset=decoupled_seq_is", f"{CORRECTION}.rollout_is=token"],
+        f"{CORRECTION}.rollout_is: has no effect with {CORRECTION}.preset=decoupled_seq_is",
+    ),
+    (
+        [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=0.5_5"],  # YAML 1.1 reads 0.55
+        f"{CORRECTION}.rollout_is_threshold: must be at least 1, got 0.55",
+    ),
+    ([f"{CORRECTION}.rollout_is_threshold=3"], f"{CORRECTION}.rollout_is_threshold: has no effect without"),
+    ([f"{CORRECTION}.rollout_rs=token_k1"], f"{CORRECTION}.rollout_rs: 'token_k1' has no threshold"),
+    ([f"{CORRECTION}.baseline_rows=all"], f"{CORRECTION}.baseline_rows: has no effect without {CORRECTION}.rollout_rs"),
+    ([f"{CORRECTION}.loss_type=reinforce"], f"{CORRECTION}.loss_type: has no effect without {CORRECTION}.bypass_mode"),
+    (
+        [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=token"],
+        f"{CORRECTION}.rollout_is: with {CORRECTION}.bypass_mode=true and",
+    ),
+    (
+        [
+            f"{CORRECTION}.bypass_mode=true",
+            f"{CORRECTION}.loss_type=reinforce",
+            f"{CORRECTION}.rollout_is=token",
+            f"{CORRECTION}.rollout_is_batch_normalize=true",
+        ],
+        f"{CORRECTION}.rollout_is_batch_normalize: with {CORRECTION}.bypass_mode=true weights are taken micro-batch",
+    ),
+    (
+        [f"{CORRECTION}.preset=bypass_pg_is", f"{ACTOR}.clip_ratio=0.3"],
+        f"{ACTOR}.clip_ratio: has no effect with {CORRECTION}.loss_type=reinforce",
+    ),
+    (
+        [
+            f"{CORRECTION}.bypass_mode=true",
+            f"{ACTOR}.policy_loss.loss_mode=gspo",
+            "trainer.v1.trainer_mode=colocate_async",
+        ],
+        f"{ACTOR}.policy_loss.loss_mode: gspo takes one ratio per response",
     ),
     ([f"{ACTOR}.loss_agg_mode=mean"], f"{ACTOR}.loss_agg_mode: unknown name 'mean'"),
     ([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k4"], f"{ACTOR}.kl_loss_type: unknown name 'k4'"),

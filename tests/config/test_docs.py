@@ -31,6 +31,8 @@ SHOWN = [
     ["algorithm.adv_estimator=gae"],
     ["algorithm.adv_estimator=gdpo"],
     ["actor_rollout_ref.actor.policy_loss.loss_mode=dro"],
+    ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=0.5_5"],
+    ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.bypass_mode=true"],
     ["actor_rollout_ref.rollout.max_model_len=1000"],
     ["actor_rollout_ref.actor.clip_ratio_c=1.0"],
     ["algorithm.kl_ctrl.horizon=500", "algorithm.use_kl_in_reward=true"],

@@ -63,6 +63,25 @@ def pair(two: tuple[PolicyGroup, Path]) -> PolicyGroup:
     return group
 
 
+@pytest.mark.slow
+def test_two_ranks_reject_what_one_rejects(make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path) -> None:
+    config = make_config(world=2, **SETTINGS)
+    config.algorithm.rollout_correction.preset = "bypass_ppo_clip_k3_rs"
+    group = attach(config, tmp_path, "verl-engine-reject")
+    try:
+        config.trainer.n_gpus_per_node = 1
+        single = LocalPolicy(config, 5, str(tmp_path / "one"))
+        batch = make_batch()
+        own = single.old_log_probs(batch).log_probs
+        noise = np.random.default_rng(3).normal(scale=0.15, size=len(own)).astype(np.float32)
+        batch = batch.with_column("old_log_probs", own - noise)
+        expected, got = single.update(batch, 1), group.update(batch, 1)
+        assert 0.1 < expected["actor/rollout_kept_share"] < 0.95
+        assert got == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    finally:
+        group.shutdown()
+
+
 def test_two_ranks_give_the_numbers_of_one(
     pair: PolicyGroup, make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path
 ) -> None:

@@ -152,6 +152,81 @@ def test_any_budget_gives_the_same_step_with_every_loss(
         assert results[0][0]["actor/pg_markfrac"] > 0
 
 
+def off_policy(policy: LocalPolicy, batch: TrainBatch) -> tuple[TrainBatch, Any]:
+    """The batch with rollout log-probs near the policy's own, and the log-ratio to them."""
+    own = policy.old_log_probs(batch).log_probs
+    noise = np.random.default_rng(3).normal(scale=0.3, size=len(own)).astype(np.float32)
+    return batch.with_column("old_log_probs", own - noise), noise
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_bypass_mode_rejects_while_training_as_if_the_tokens_had_never_been_there(
+    make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path, mode: str
+) -> None:
+    # One update per step, so that the current policy is known beforehand: reject by hand, then train without rejection.
+    settings = {"loss_agg_mode": mode, "ppo_mini_batch_size": 4, "use_kl_loss": True, "kl_loss_coef": 0.1}
+    results = []
+    for by_hand, budget in ((True, 10_000), (False, 10_000), (False, 1)):
+        config = make_config(ppo_max_token_len_per_gpu=budget, **settings)
+        policy = LocalPolicy(config, 5, str(tmp_path))
+        batch, noise = off_policy(policy, make_batch())
+        if by_hand:
+            batch.response_mask = batch.response_mask & (np.abs(noise) <= np.log(1.3))
+        else:
+            correction = config.algorithm.rollout_correction
+            correction.bypass_mode, correction.rollout_rs, correction.rollout_rs_threshold = True, "token_k1", 1.3
+            policy = LocalPolicy(config, 5, str(tmp_path))
+        results.append((policy.update(batch, 1), weights_of(policy, tmp_path / f"{by_hand}{budget}")))
+    (expected, weights), *others = results
+    for metrics, got in others:
+        assert 0.3 < metrics.pop("actor/rollout_kept_share") < 0.9
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert_same(got, weights)
+
+
+def test_bypass_mode_with_reinforce_weighs_the_plain_gradient(
+    make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    results = []
+    for by_hand in (True, False):
+        config = make_config(ppo_mini_batch_size=4, policy_loss=PolicyLossConfig("gpg" if by_hand else "vanilla"))
+        correction = config.algorithm.rollout_correction
+        correction.rollout_is, correction.rollout_is_threshold = "token", 1.2
+        if not by_hand:
+            correction.bypass_mode, correction.loss_type = True, "reinforce"
+        policy = LocalPolicy(config, 5, str(tmp_path))
+        batch, noise = off_policy(policy, make_batch())
+        if by_hand:
+            batch = batch.with_column("rollout_is_weights", np.minimum(np.exp(noise), 1.2))
+        results.append((policy.update(batch, 1), weights_of(policy, tmp_path / str(by_hand))))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-3, abs=1e-5)
+    assert_same(results[1][1], results[0][1])
+
+
+def test_a_mini_batch_that_is_rejected_as_a_whole_moves_nothing(
+    make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    config = make_config()
+    correction = config.algorithm.rollout_correction
+    correction.bypass_mode, correction.rollout_rs, correction.rollout_rs_threshold = True, "seq_max_k2", 1e-9
+    policy = LocalPolicy(config, 5, str(tmp_path))
+    batch, _ = off_policy(policy, make_batch())
+    before = policy.weights_sha256()
+    metrics = policy.update(batch, 1)
+    assert policy.weights_sha256() == before
+    assert metrics["actor/empty_updates"] == 2
+    assert metrics["actor/updates"] == metrics["actor/rollout_kept_share"] == 0
+
+
+def test_weights_that_are_configured_must_be_there(
+    make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    config = make_config()
+    config.algorithm.rollout_correction.rollout_is = "token"
+    with pytest.raises(ValueError, match=r"lacks the columns \['rollout_is_weights'\]"):
+        LocalPolicy(config, 5, str(tmp_path)).update(make_batch(), 1)
+
+
 def test_gradient_checkpointing_changes_nothing_but_memory(
     make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path
 ) -> None:

@@ -72,6 +72,15 @@ def seq_mean_token_sum_norm(row_sums: torch.Tensor, row_tokens: torch.Tensor, wh
     return row_sums.sum() / max(1, whole.rows) / whole.scale
 
 
+def share_of(mode: str, whole: Denominators) -> float:
+    """What a loss aggregated with both counts at 1 is multiplied with to get the loss of the mini-batch: for counts
+    that are known only after the last micro-batch.
+    """
+    one, single = torch.ones(1), torch.ones(1, dtype=torch.int64)
+    divide = AGGREGATIONS.get(mode)
+    return float(divide(one, single, whole) / divide(one, single, Denominators(1, 1, whole.scale)))
+
+
 def aggregate(values: torch.Tensor, mask: torch.Tensor, mode: str, whole: Denominators) -> torch.Tensor:
     """This piece's share of the mini-batch's loss, a float32 scalar.
 

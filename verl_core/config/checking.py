@@ -5,12 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from verl_core.config import checks_algorithm, checks_async, checks_data, checks_ranges, checks_rollout, checks_trainer
+from verl_core.config import (
+    checks_algorithm,
+    checks_async,
+    checks_correction,
+    checks_data,
+    checks_ranges,
+    checks_rollout,
+    checks_trainer,
+)
 from verl_core.config.checks import CHECKS, Facts
 from verl_core.config.keys import sections
 from verl_core.config.schema import RunConfig
 
-CHECK_MODULES = (checks_ranges, checks_data, checks_algorithm, checks_rollout, checks_trainer, checks_async)
+CHECK_MODULES = (
+    checks_ranges,
+    checks_data,
+    checks_algorithm,
+    checks_correction,
+    checks_rollout,
+    checks_trainer,
+    checks_async,
+)
 
 
 def problems_of(config: RunConfig, origin: Mapping[str, str], unreliable: Collection[str] = ()) -> list[str]:

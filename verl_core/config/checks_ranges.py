@@ -117,6 +117,8 @@ RANGES: dict[str, Range] = {
     "algorithm.gamma": _SHARE,
     "algorithm.lam": _SHARE,
     "algorithm.gdpo_reward_weights": Range(),
+    "algorithm.rollout_correction.rollout_is_threshold": _POSITIVE,
+    "algorithm.rollout_correction.rollout_rs_threshold": _POSITIVE,
     "algorithm.kl_ctrl.kl_coef": _NATURAL,
     "algorithm.kl_ctrl.horizon": _POSITIVE,
     "algorithm.kl_ctrl.target_kl": _POSITIVE,
@@ -154,6 +156,8 @@ RANGES: dict[str, Range] = {
     "ray.head.replicas": Range(1, 1),
     "ray.worker.gpu": _NATURAL,
     "ray.worker.replicas": _NATURAL,
+    "ray.rollout.gpu": _NATURAL,
+    "ray.rollout.replicas": _NATURAL,
     "ray.max_hours": _POSITIVE,
     "ray.up_timeout_s": _POSITIVE,
     "warm_start.target_accuracy": Range(0, 1, low_open=True, high_open=True),
@@ -180,6 +184,6 @@ def numbers_in_range(facts: Facts) -> Iterator[str]:
     for key, bounds in RANGES.items():
         value = facts.values[key]
         for number in value if isinstance(value, list) else [value]:
-            if number is not None and not bounds.holds(number):
+            if isinstance(number, int | float) and not bounds.holds(number):
                 reason = f": {_REASONS[key]}" if key in _REASONS else ""
                 yield f"{key}: must be {str(bounds) or 'finite'}, got {number!r}{reason}"

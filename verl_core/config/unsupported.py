@@ -30,7 +30,6 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("algorithm.filter_groups", f"{_LATER}; delete it"),
     ("algorithm.use_pf_ppo", f"{_LATER}; delete it"),
     ("algorithm.pf_ppo", f"{_LATER}; delete it"),
-    ("algorithm.rollout_correction", f"{_LATER}; old log-probs come from the trainer's own forward pass"),
     # data
     ("data.gen_batch_size", f"{_LATER}; data.train_batch_size prompts are generated per step"),
     ("data.validation_shuffle", "known in verl; validation is served in file order; delete it"),
@@ -44,7 +43,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     # actor
     (
         f"{_ACTOR}.policy_loss.rollout_correction",
-        "known in verl; the correction has one place, under algorithm, and every process reads it",
+        "known in verl; algorithm.rollout_correction is the one place, and every process reads it",
     ),
     (f"{_ACTOR}.ppo_mini_batch_size_per_gpu", f"known in verl; use {_ACTOR}.ppo_mini_batch_size"),
     (f"{_ACTOR}.ppo_micro_batch_size*", f"known in verl; use {_ACTOR}.ppo_max_token_len_per_gpu (a token budget)"),

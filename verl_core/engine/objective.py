@@ -4,15 +4,16 @@ share of the mini-batch's value, so pieces and ranks add up; metrics are sums fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from verl_core.algorithms.aggregation import Denominators, aggregate
+from verl_core.algorithms.correction import WEIGHTS, correct
 from verl_core.algorithms.kl import kl_penalty
 from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInputs
 from verl_core.batch import TrainBatch
-from verl_core.config.schema import ActorConfig
+from verl_core.config.schema import ActorConfig, RolloutCorrectionConfig
 from verl_core.engine.marking import MARKED, needs_marks, with_marks
 from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.plan import Rows
@@ -28,11 +29,14 @@ class Piece:
         loss: scalar with gradient.
         losses: detached shares of the terms, by name; add up over pieces to the mini-batch's values.
         token_sums: detached sums over trainable tokens, by name.
+        tokens, rows: trainable ones, after rejection.
     """
 
     loss: torch.Tensor
     losses: dict[str, torch.Tensor]
     token_sums: dict[str, torch.Tensor]
+    tokens: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,19 @@ class Objective:
 
     Attributes:
         scale: divisor of seq-mean-token-sum-norm.
+        correction: `algorithm.rollout_correction`, the settings that hold. In decoupled mode its work is done before
+            the update and only its weights arrive; in bypass mode it is done here, against the current policy.
     """
 
     actor: ActorConfig
     scale: float
+    correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether tokens are rejected while training. How many stay is known after the last micro-batch: pieces are
+        then made with both counts at 1, and gradients are scaled by `share_of`."""
+        return self.correction.bypass_mode and self.correction.rollout_rs is not None
 
     @property
     def with_entropy(self) -> bool:
@@ -56,7 +69,10 @@ class Objective:
         may be left out: the current policy is the old one. Marks are chosen by them, so there they are needed.
         """
         names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
-        return names if single_update and not needs_marks(self.actor.policy_loss) else [*names, OLD]
+        if self.correction.rollout_is is not None and not self.correction.bypass_mode:
+            names.append(WEIGHTS)
+        old_is_current = single_update and not self.correction.bypass_mode
+        return names if old_is_current and not needs_marks(self.actor.policy_loss) else [*names, OLD]
 
     def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
         """The batch with what the loss derives from the whole mini-batch `rows` before it is cut."""
@@ -79,9 +95,11 @@ class Objective:
             entropy: float32 [b, T], with gradient; None without `with_entropy`.
             whole: counts of the global mini-batch.
         """
-        actor, mask = self.actor, micro.mask
-        policy = POLICY_LOSSES.get(actor.policy_loss.loss_mode)(self._inputs(micro, log_probs))
-        terms = {"pg_loss": aggregate(policy.per_token, mask, actor.loss_agg_mode, whole)}
+        actor = self.actor
+        mask, weights = self._corrected(micro, log_probs)
+        policy = POLICY_LOSSES.get(self._loss_name)(self._inputs(micro, log_probs, mask))
+        per_token = policy.per_token if weights is None else weights * policy.per_token
+        terms = {"pg_loss": aggregate(per_token, mask, actor.loss_agg_mode, whole)}
         loss = terms["pg_loss"]
         if actor.use_kl_loss:
             kl = kl_penalty(actor.kl_loss_type, log_probs, micro.columns[REF], mask)
@@ -90,15 +108,29 @@ class Objective:
         if entropy is not None:
             terms["entropy_loss"] = aggregate(entropy, mask, actor.loss_agg_mode, whole)
             loss = loss - actor.entropy_coeff * terms["entropy_loss"]
-        return Piece(loss, {name: term.detach() for name, term in terms.items()}, policy.sums)
+        losses = {name: term.detach() for name, term in terms.items()}
+        return Piece(loss, losses, policy.sums, tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()))
 
-    def _inputs(self, micro: MicroBatch, log_probs: torch.Tensor) -> PolicyLossInputs:
+    @property
+    def _loss_name(self) -> str:
+        plain = self.correction.bypass_mode and self.correction.loss_type == "reinforce"
+        return "gpg" if plain else self.actor.policy_loss.loss_mode
+
+    def _corrected(self, micro: MicroBatch, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(trainable tokens, weights of the loss or None)."""
+        if not self.correction.bypass_mode:
+            weights = micro.columns.get(WEIGHTS)
+            return micro.mask, None if weights is None else torch.where(micro.mask, weights, 0.0)
+        result = correct(log_probs.detach() - micro.columns[OLD], micro.mask, self.correction)
+        return result.keep, result.weights
+
+    def _inputs(self, micro: MicroBatch, log_probs: torch.Tensor, mask: torch.Tensor) -> PolicyLossInputs:
         actor = self.actor
         return PolicyLossInputs(
             log_probs=log_probs,
             old_log_probs=micro.columns[OLD] if OLD in micro.columns else log_probs.detach(),
             advantages=micro.columns[ADVANTAGES],
-            mask=micro.mask,
+            mask=mask,
             clip_low=actor.clip_low,
             clip_high=actor.clip_high,
             clip_c=actor.clip_ratio_c,

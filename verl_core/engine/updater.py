@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from verl_core.algorithms.aggregation import Denominators
+from verl_core.algorithms.aggregation import Denominators, share_of
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import RunConfig
 from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.model import PolicyModel
-from verl_core.engine.objective import OLD, Objective
+from verl_core.engine.objective import OLD, Objective, Piece
 from verl_core.engine.plan import Rows, mini_batches, rank_plans
 from verl_core.engine.ranks import Ranks
 from verl_core.engine.schedule import Schedule
@@ -40,7 +41,11 @@ class Updater:
         self._model, self._ranks, self._config = model, ranks, config
         self._actor = config.actor_rollout_ref.actor
         scale = self._actor.loss_scale_factor
-        self._objective = Objective(self._actor, float(config.data.max_response_length) if scale is None else scale)
+        self._objective = Objective(
+            self._actor,
+            float(config.data.max_response_length) if scale is None else scale,
+            config.algorithm.rollout_correction.effective,
+        )
         optim = self._actor.optim
         self._schedule = Schedule(optim, horizon)
         self.optimizer = torch.optim.AdamW(
@@ -91,13 +96,26 @@ class Updater:
         whole = Denominators(int(tokens_of.sum()), int((tokens_of > 0).sum()), self._objective.scale)
         lengths = batch.prompt_lengths + batch.response_lengths
         plans = rank_plans(rows, lengths, self._ranks.world, self._actor.ppo_max_token_len_per_gpu)
+        counts = Denominators(1, 1, whole.scale) if self._objective.rejects else whole
         bad: Rows = []
+        pieces: list[Piece] = []
         for micro_rows in plans[self._ranks.rank]:
             micro = MicroBatch.build(batch, micro_rows, self._ranks.device, trainable=True, columns=columns)
-            if not self._backward(micro, whole, tally):
+            pieces.append(self._backward(micro, counts))
+            if not math.isfinite(float(pieces[-1].loss)):
                 bad += micro.rows
+        tally.seen += whole.tokens
+        if self._objective.rejects:
+            whole = self._kept(pieces, whole.scale)
+            self._scale_gradients(share_of(self._actor.loss_agg_mode, whole))
+        for piece in pieces:
+            tally.add(piece, share_of(self._actor.loss_agg_mode, whole) if self._objective.rejects else 1.0)
         norm = clip_gradients(self._model, self._actor.grad_clip)
         self._stop_unless_finite(batch, rows, bad, norm, step)
+        if not whole.tokens:  # all rejected: a step would move the weights by momentum and decay alone
+            self.optimizer.zero_grad(set_to_none=True)
+            tally.empty_updates += 1
+            return
         tally.lr = self._schedule.lr(self.updates_done)
         for group in self.optimizer.param_groups:
             group["lr"] = tally.lr
@@ -108,16 +126,29 @@ class Updater:
         tally.tokens += whole.tokens
         tally.grad_norms.append(norm)
 
-    def _backward(self, micro: MicroBatch, whole: Denominators, tally: Tally) -> bool:
-        """Add the micro-batch's gradient; False when its loss is not finite."""
+    def _kept(self, pieces: list[Piece], scale: float) -> Denominators:
+        """Counts of the mini-batch after rejection. Collective."""
+        own = {
+            "tokens": float(sum(piece.tokens for piece in pieces)),
+            "rows": float(sum(piece.rows for piece in pieces)),
+        }
+        total = self._ranks.total(own)
+        return Denominators(int(total["tokens"]), int(total["rows"]), scale)
+
+    def _scale_gradients(self, factor: float) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _backward(self, micro: MicroBatch, whole: Denominators) -> Piece:
+        """Add the micro-batch's gradient; the piece comes back without its graph."""
         with_entropy = self._objective.with_entropy
         log_probs, entropy = self._model(micro.input_ids, micro.positions, micro.targets, with_entropy)
         piece = self._objective.piece(
             micro, micro.padded(log_probs), micro.padded(entropy) if with_entropy else None, whole
         )
         piece.loss.backward()
-        tally.add(piece)
-        return math.isfinite(float(piece.loss.detach()))
+        return replace(piece, loss=piece.loss.detach())
 
     def _stop_unless_finite(self, batch: TrainBatch, rows: Rows, bad: Rows, norm: float, step: int) -> None:
         """Raise the same error on every rank when any of them saw a number that is not finite. Collective."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_core.batch import TrainBatch
-from verl_core.trajectory import Reward, Trajectory
+from verl_core.trajectory import Bool, Reward, Trajectory
 from verl_core.transfer.drops import DropSummary
 
 
@@ -70,17 +70,27 @@ def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
     return {**spread("critic/score", scores), "reward/quarantined": float(quarantined)}
 
 
-def batch_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Rewards after KL, advantages, returns, and how far the trainer's probabilities are from the engine's."""
+def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, float]:
+    """Rewards after KL per session, advantages, returns, and how far the trainer's probabilities are from the engine's
+    (not in bypass mode, where nothing was compared).
+
+    Args:
+        sampled: bool flat, the response mask before any rejection; rewards of rejected tokens count.
+    """
     mask, sessions = batch.response_mask, batch.session_index[batch.row_index]
-    sums = np.bincount(sessions, weights=np.where(mask, batch.columns["token_rewards"], 0.0))
+    own = mask if sampled is None else sampled
+    sums = np.bincount(sessions, weights=np.where(own, batch.columns["token_rewards"], 0.0))
     trained = np.bincount(sessions, weights=mask) > 0
-    drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
-    log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
-    return {
+    told = {
         **spread("critic/rewards", sums[trained].astype(np.float32)),
         **spread("critic/advantages", batch.columns["advantages"][mask]),
         **spread("critic/returns", batch.columns["returns"][mask]),
+    }
+    if "entropy" not in batch.columns:
+        return told
+    drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
+    log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
+    return told | {
         "training/rollout_probs_diff_max": float(drift.max(initial=0.0)),
         "training/rollout_probs_diff_mean": float(drift.mean()) if drift.size else 0.0,
         "training/rollout_log_probs_diff_max": float(log_drift.max(initial=0.0)),

@@ -12,6 +12,7 @@ from verl_core.config.schema.async_modes import (
     SeparateAsyncConfig,
 )
 from verl_core.config.schema.cluster import GroupConfig, RayConfig
+from verl_core.config.schema.correction import RolloutCorrectionConfig
 from verl_core.config.schema.data import DataConfig, PrepareConfig
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, RolloutConfig, ValConfig
@@ -39,6 +40,7 @@ __all__ = [
     "RefConfig",
     "RewardConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
     "RunConfig",
     "SamplerConfig",
     "SeparateAsyncConfig",

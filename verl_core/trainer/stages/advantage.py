@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from verl_core.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from verl_core.algorithms.correction import WEIGHTS, correct
+from verl_core.algorithms.correction.diagnostics import effect, mismatch
 from verl_core.algorithms.kl import kl_penalty
 from verl_core.algorithms.kl_control import KLController
 from verl_core.algorithms.reward_kl import mean_kl, outcome_rewards, penalised_rewards
@@ -18,7 +21,7 @@ from verl_core.errors import RewardError
 from verl_core.trainer.metrics import batch_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
-from verl_core.trajectory import Reward, Trajectory
+from verl_core.trajectory import Bool, Reward, Trajectory
 
 KL_COEF = "actor/reward_kl_penalty_coeff"
 
@@ -36,8 +39,13 @@ def advantage(session: Session, step: int) -> StageOutput:
     else:
         rewards = outcome_rewards(torch.from_numpy(batch.scores), batch.padded_mask())
         batch = batch.with_column("token_rewards", batch.flat(rewards))
-    batch = with_advantages(batch, algorithm, reward_parts(batch, scored, algorithm.gdpo_reward_keys))
-    metrics |= batch_metrics(batch) | {"timing_s/adv": time.perf_counter() - started}
+    parts = reward_parts(batch, scored, algorithm.gdpo_reward_keys)
+    sampled = batch.response_mask
+    if not algorithm.rollout_correction.effective.bypass_mode:
+        batch, correction_metrics = corrected(batch, algorithm)
+        metrics |= correction_metrics
+    batch = with_advantages(batch, algorithm, parts, sampled)
+    metrics |= batch_metrics(batch, sampled) | {"timing_s/adv": time.perf_counter() - started}
     return session.files.save_batch(step, batch, metrics, durable=algorithm.use_kl_in_reward)
 
 
@@ -93,23 +101,46 @@ def penalised(
     return batch.with_column("token_rewards", batch.flat(rewards)), metrics
 
 
-def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.Tensor | None = None) -> TrainBatch:
+def corrected(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[TrainBatch, dict[str, float]]:
+    """The batch after the off-policy correction of the frozen old policy: rejected tokens leave the response mask, and
+    column `rollout_is_weights` is there when weights are configured. With the metrics of what was far and what was done
+    about it."""
+    mask, rollout, old = batch.padded_mask(), batch.padded("rollout_log_probs"), batch.padded("old_log_probs")
+    metrics = mismatch(old, rollout, mask)
+    config = algorithm.rollout_correction.effective
+    if config.rollout_is is None and config.rollout_rs is None:
+        return batch, metrics
+    result = correct(old - rollout, mask, config)
+    batch = replace(batch, response_mask=batch.flat(result.keep.float()) > 0)
+    if result.weights is not None:
+        batch = batch.with_column(WEIGHTS, batch.flat(result.weights))
+    return batch, metrics | effect(result, mask)
+
+
+def with_advantages(
+    batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.Tensor | None = None, sampled: Bool | None = None
+) -> TrainBatch:
     """The batch with columns `advantages` and `returns`, by the configured estimator.
 
     Args:
         parts: float32 [B, K], from `reward_parts`.
+        sampled: bool flat, the response mask before any rejection; None = nothing was rejected.
     """
+    own = batch.response_mask if sampled is None else sampled
     inputs = AdvantageInputs(
         token_rewards=batch.padded("token_rewards"),
         mask=batch.padded_mask(),
         group_index=torch.from_numpy(batch.group_index),
         norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+        sampled=batch.padded(own.astype(np.float32)).bool(),
+        baseline_rows=algorithm.rollout_correction.baseline_rows,
         session_index=torch.from_numpy(batch.session_index),
         output_index=torch.from_numpy(batch.output_index),
         gamma=algorithm.gamma,
         lam=algorithm.lam,
         reward_parts=parts,
         part_weights=tuple(algorithm.gdpo_reward_weights) or None,
+        is_weights=batch.padded(WEIGHTS) if WEIGHTS in batch.columns else None,
     )
     result = ADVANTAGES.get(algorithm.adv_estimator)(inputs)
     batch = batch.with_column("advantages", batch.flat(result.advantages))
@@ -118,11 +149,14 @@ def with_advantages(batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.
 
 def _with_log_probs(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
     metrics: dict[str, float] = {}
-    with session.training("old_log_prob", metrics):
-        old = session.policy.old_log_probs(batch)
-    batch = batch.with_column("old_log_probs", old.log_probs)
-    if old.entropy is not None:
-        batch = batch.with_column("entropy", old.entropy)
+    if session.config.algorithm.rollout_correction.effective.bypass_mode:
+        batch = batch.with_column("old_log_probs", batch.columns["rollout_log_probs"])
+    else:
+        with session.training("old_log_prob", metrics):
+            old = session.policy.old_log_probs(batch)
+        batch = batch.with_column("old_log_probs", old.log_probs)
+        if old.entropy is not None:
+            batch = batch.with_column("entropy", old.entropy)
     if session.config.needs_reference:
         with session.training("ref", metrics):
             reference = session.policy.ref_log_probs(batch)
