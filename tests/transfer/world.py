@@ -16,6 +16,7 @@ from verl_core.transfer.flight import Clock
 from verl_core.transfer.memory import MemoryStore
 from verl_core.transfer.replay_buffer import ReplayBuffer
 from verl_core.transfer.staleness import StalenessPolicy
+from verl_core.transfer.tq_store import TransferQueueStore
 
 
 class TimedStore(MemoryStore):
@@ -54,6 +55,28 @@ class TimedStore(MemoryStore):
         return super().tags()
 
 
+class TimedQueue:
+    """A real TransferQueueStore under a clock that is a number: a wait in which nothing rings for a moment has passed
+    in full."""
+
+    def __init__(self, store: TransferQueueStore) -> None:
+        self._store = store
+        self.now = 1000.0
+        self.deaf = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, timeout_s: float) -> list[str]:
+        rung: list[str] = self._store.wait(min(timeout_s, 0.05))
+        if not rung:
+            self.now += timeout_s
+        return [] if self.deaf else rung
+
+
 class Book:
     """Ledger that remembers, and follows base uids by itself."""
 
@@ -80,6 +103,7 @@ class World:
         policy: of the buffer.
         first_refill: ordinal of the first prompt that takes a dropped group's place; None = nothing does.
         filters: of the buffer.
+        store: None = a new TimedStore.
     """
 
     def __init__(
@@ -87,9 +111,11 @@ class World:
         policy: StalenessPolicy | None = None,
         first_refill: int | None = None,
         filters: Sequence[Filter] = (),
+        store: TimedStore | TimedQueue | None = None,
         **settings: Any,
     ) -> None:
-        self.store, self.book = TimedStore(), Book()
+        self.store: Any = store or TimedStore()
+        self.book = Book()
         self.dispatched: list[list[Prompt]] = []
         self.policy, self.filters = policy, filters
         self.refilled: list[int] = []
