@@ -67,6 +67,7 @@ class Session:
         on_policy: whether every token of step t must come from version t - 1.
         overlaps: whether servers generate while the trainer works.
         lent: servers on the trainer's devices; None where nothing is lent.
+        began: when this process began to serve the step that it is in; `waited`: seconds since, for servers to load.
         noted: numbers that hooks leave for the record of the step.
         feed: serves the training prompts of `stream`.
         validation: the validation prompts, None without a validation set.
@@ -99,7 +100,10 @@ class Session:
     lent: LentDevices | None = None
     noted: dict[str, float] = field(default_factory=dict)
     _published: WeightManifest | None = None
+    waited: float = 0.0
+    began: float = 0.0
     _clock: dict[int, float] = field(default_factory=dict)
+    _ended: tuple[int, float] = (-1, 0.0)  # the last step that ended in this process, and when
 
     # ---- where the run stands
 
@@ -165,6 +169,18 @@ class Session:
             self._published = self.policy.publish(version)
             self.servers.update_weights(self._published)
 
+    def publish_soon(self, version: int) -> None:
+        """Weights published; sleeping servers load them and wake while this process goes on. `settle_servers`, or the
+        next command to the servers, waits for that."""
+        self._published = self.policy.publish(version)
+        self.servers.begin_update(self._published)
+
+    def settle_servers(self) -> None:
+        """Wait for what `publish_soon` began; the seconds are added to `waited`."""
+        started = time.perf_counter()
+        self.servers.settle()
+        self.waited += time.perf_counter() - started
+
     def offer_devices(self, step: int) -> None:
         """After the publication of `step`: lend the trainer's devices if that pays, and keep what was learnt."""
         if self.lent is None:
@@ -213,13 +229,10 @@ class Session:
             metrics[OVERLAP] = metrics.get(OVERLAP, 0.0) + both
 
     def start_clock(self, step: int) -> None:
-        """The step begins, in this process."""
-        self._clock, self.noted = {step: time.perf_counter()}, {}
-
-    @property
-    def began(self) -> float:
-        """When this process began the step that it is in."""
-        return next(iter(self._clock.values()))
+        """The step begins, in this process: where the one before ended, so nothing between steps is left out."""
+        self.began, self.waited, self.noted = time.perf_counter(), 0.0, {}
+        before, ended = self._ended
+        self._clock = {step: ended if before == step - 1 else self.began}
 
     def step_clock(self, step: int, metrics: dict[str, float], tokens: int) -> dict[str, float]:
         """Wall time of the step that ends now, without validation, and what follows from it.
@@ -233,7 +246,8 @@ class Session:
         worked = sum(metrics.get(f"timing_s/{part}", 0.0) for part in WORK)
         testing = metrics.get("timing_s/testing", 0.0)
         if step in self._clock:
-            seconds = time.perf_counter() - self._clock[step] - testing
+            now = time.perf_counter()
+            seconds, self._ended = now - self._clock[step] - testing, (step, now)
         else:
             seconds = sum(value for name, value in metrics.items() if name.startswith("timing_s/")) - testing
         return {

@@ -15,17 +15,26 @@ class SyncTrainer(PPOTrainer):
 
     def on_step_begin(self, step: int) -> None:
         """A node that starts here after a crash finds servers asleep or behind; a running trainer finds nothing to
-        do."""
-        self.session.wake_servers(step - 1)
+        do, or servers on their way to these weights: prompts go out meanwhile."""
+        if self.session.servers.under_way != step - 1:
+            self.session.wake_servers(step - 1)
+
+    def on_sample_begin(self, step: int) -> None:
+        """Servers are there, or the run is told why not."""
+        self.session.settle_servers()
 
     def on_sample_end(self, step: int) -> None:
         """Free device memory for the trainer."""
         self.session.servers.sleep()
 
     def on_step_end(self, step: int) -> None:
-        """Version = step."""
-        self.session.wake_servers(step)
+        """Version = step. Servers load it while the step's record is written and the next prompts go out."""
+        self.session.publish_soon(step)
 
     def on_validate_begin(self, step: int) -> None:
         """Validation before training publishes version 0."""
         self.session.wake_servers(step)
+
+    def on_train_end(self) -> None:
+        """Servers that could not load the last weights are an error of this run."""
+        self.session.settle_servers()

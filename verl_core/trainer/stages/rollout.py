@@ -29,7 +29,7 @@ def rollout(session: Session, step: int) -> StageOutput:
     """
     spool, started = session.files.spool(step), session.began
     groups = session.buffer.sample(session.config.data.train_batch_size, step, on_arrival=spool.append)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - session.waited
     trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)
     if not trajectories:
         raise RolloutError(
@@ -39,6 +39,7 @@ def rollout(session: Session, step: int) -> StageOutput:
         _refuse_other_versions(trajectories, step)
     metrics = {
         "timing_s/gen": seconds,
+        "timing_s/wait_weights": session.waited,
         "training/groups": float(len(groups)),
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
         **staleness_metrics(trajectories, step - 1),
