@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from flytekit import Cache, task
 
 from tasks.ray_config import SUBMITTER
@@ -11,8 +9,6 @@ from tasks.retry import retried
 from tasks.stage_jobs import CLUSTER
 from tasks.stages import RETRIES
 from verl_core.config import from_dict
-from verl_core.record.manifest import NAME as MANIFEST
-from verl_core.record.rundir import RunDir
 
 BY_CONTENT = Cache(version="1", serialize=True, ignored_inputs=("checkpoint",))
 
@@ -30,9 +26,8 @@ def content_of(checkpoint: str) -> str:
     """Digest of a checkpoint: that of its manifest, which holds the hash of each of its files.
 
     Raises:
-        RecordError: there is no whole checkpoint at this path or URL.
+        CheckpointError: there is no whole checkpoint at this path or URL.
     """
-    if not checkpoint:
-        return "start policy"
-    root, _, name = checkpoint.rstrip("/").rpartition("/")
-    return hashlib.sha256(RunDir(root or ".").read(f"{name}/{MANIFEST}")).hexdigest()
+    from verl_core.record.checkpoints import content_digest
+
+    return content_digest(checkpoint) if checkpoint else "start policy"

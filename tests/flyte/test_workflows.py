@@ -10,7 +10,7 @@ import pytest
 
 from tasks.literals import file_in_place, folder_in_place, location
 from tasks.promotion import dated, promote
-from verl_core.errors import GateError, RecordError
+from verl_core.errors import CheckpointError, GateError
 from workflows.evaluate import evaluate
 from workflows.promotion import train_and_promote
 
@@ -60,6 +60,6 @@ def test_the_pointer_stays_when_the_gate_is_shut(tmp_path: Path, score: float | 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     from tasks.evaluation import content_of
 
-    with pytest.raises(RecordError, match=r"000007"):
+    with pytest.raises(CheckpointError, match=r"000007"):
         content_of(str(tmp_path / "checkpoints" / "000007"))
     assert content_of("") == "start policy"
