@@ -27,7 +27,7 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test bench-core package register-dry-run clean
+.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page bench-core package register-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -81,6 +81,9 @@ equivalence: env ## every path to the same weights, out/equivalence.json
 
 crash-test: env ## twenty SIGKILLs and resumes, out/crash.json
 	$(PY) -m benchmarks.crash_test
+
+algorithms-page: env ## write docs/algorithms.md anew from the docstrings
+	$(PY) -m verl_core.algorithms > docs/algorithms.md
 
 bench-core: env ## the costs of the core, out/bench_core.json
 	$(PY) -m benchmarks.bench_core

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from verl_core.algorithms.kl_control import AdaptiveKL
 from verl_core.batch import TrainBatch
-from verl_core.config.schema import AlgorithmConfig
+from verl_core.config.schema import AlgorithmConfig, RunConfig
+from verl_core.engine.interface import LogProbs
 from verl_core.errors import RewardError
 from verl_core.trainer.finish import overhead_share
 from verl_core.trainer.metrics import batch_metrics, reward_metrics, rollout_metrics
-from verl_core.trainer.stages.advantage import assemble, corrected, penalised, reward_parts, with_advantages
+from verl_core.trainer.stages.advantage import advantage, assemble, corrected, penalised, reward_parts, with_advantages
 from verl_core.trainer.stages.reward import unscored_groups
 from verl_core.trajectory import Reward, Segment, Trajectory
 
@@ -137,6 +140,58 @@ def test_kl_in_reward_by_hand() -> None:
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(-0.125)
     assert metrics["actor/reward_kl_penalty_coeff"] == 0.5
     assert metrics["actor/reward_kl_penalty_coeff_next"] == pytest.approx(0.48)
+
+
+class Files:
+    """What the advantage stage reads and writes of a run's files, in memory."""
+
+    def __init__(self, rows: list[Trajectory], scored: list[Reward]) -> None:
+        self.rows, self.scored, self.saved = rows, scored, (TrainBatch.from_trajectories(rows, [0.0] * len(rows)), {})
+
+    def trajectories(self, step: int) -> list[Trajectory]:
+        return self.rows
+
+    def rewards(self, step: int) -> list[Reward]:
+        return self.scored
+
+    def save_batch(self, step: int, batch: TrainBatch, metrics: dict[str, float], durable: bool) -> None:
+        self.saved = (batch, metrics)
+
+
+class Policy:
+    """Old log-probs 1 nat below the rollout's in session 0, equal in the others."""
+
+    calls = 0
+
+    def old_log_probs(self, batch: TrainBatch) -> LogProbs:
+        self.calls += 1
+        shift = np.where(batch.sessions[batch.row_index] == 0, -1.0, 0.0)
+        own = (batch.columns["rollout_log_probs"] + shift).astype(np.float32)
+        return LogProbs(log_probs=own, entropy=np.full_like(own, 0.5))
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_the_stage_corrects_in_decoupled_mode_and_recomputes_nothing_in_bypass_mode(bypass: bool) -> None:
+    files, policy = Files([row("a", session, 2) for session in range(3)], []), Policy()
+    files.scored = [Reward(f"a_{session}_0", float(session)) for session in range(3)]
+    config = RunConfig()
+    config.algorithm.adv_estimator = "rloo"
+    correction = config.algorithm.rollout_correction
+    correction.bypass_mode, correction.rollout_rs, correction.rollout_rs_threshold = bypass, "seq_max_k2", 0.1
+    session = SimpleNamespace(config=config, files=files, policy=policy, training=lambda *_: nullcontext())
+    advantage(session, 1)  # type: ignore[arg-type]
+    batch, metrics = files.saved
+    assert policy.calls == (0 if bypass else 1)
+    assert ("actor/entropy" in metrics) is not bypass
+    if bypass:  # nothing is known yet about what will be rejected: 0 - 1.5, 1 - 1, 2 - 0.5
+        assert batch.columns["old_log_probs"].tolist() == batch.columns["rollout_log_probs"].tolist()
+        assert batch.columns["advantages"].tolist() == [-1.5, -1.5, 0, 0, 1.5, 1.5]
+        assert not [name for name in metrics if name.startswith("rollout_corr")]
+    else:  # session 0 is out: 1 - 2, 2 - 1
+        assert batch.response_mask.tolist() == [False, False, True, True, True, True]
+        assert batch.columns["advantages"].tolist() == [0, 0, -1, -1, 1, 1]
+        assert metrics["rollout_corr/rejected_row_share"] == pytest.approx(1 / 3)
+        assert metrics["critic/rewards/mean"] == pytest.approx(1.5)
 
 
 def test_only_groups_without_any_score_are_unscored() -> None:

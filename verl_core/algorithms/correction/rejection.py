@@ -22,10 +22,10 @@ TOKEN_STATISTICS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def statistic(log_ratio: torch.Tensor, mask: torch.Tensor, rule: Rejection) -> torch.Tensor:
-    """float32 [B, T] for `token`, [B, 1] for the levels of a sequence (0 in a row without tokens).
+    """float32 [B, T] (`token`) or [B, 1] (of a sequence: its tokens' sum, mean or largest; 0 without tokens).
 
     k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r: estimates of KL(pi_rollout, pi) from a token that pi_rollout
-    drew; their sum, mean or largest over the row's tokens.
+    drew.
 
     Source: Schulman 2020, "Approximating KL divergence"; Liu et al. 2025, "When speed kills stability" (the use).
     """
