@@ -27,7 +27,7 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page bench-core package register-dry-run clean
+.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page oracle bench-core package register-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -84,6 +84,18 @@ crash-test: env ## twenty SIGKILLs and resumes, out/crash.json
 
 algorithms-page: env ## write docs/algorithms.md anew from the docstrings
 	$(PY) -m verl_core.algorithms > docs/algorithms.md
+
+oracle: out/oracle-venv/.installed ## the algorithms beside TRL's and torchrl's, out/oracle.json
+	out/oracle-venv/bin/python -m benchmarks.oracle
+
+# An environment of its own: it reads the project's packages and adds the peers without their dependencies.
+out/oracle-venv/.installed: $(STAMP)
+	@mkdir -p out && $(PY) -m venv --without-pip out/oracle-venv
+	@packages="$$(echo $(CURDIR)/out/oracle-venv/lib/python3*/site-packages)"; \
+	echo $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$packages/project.pth"; \
+	$(PY) -m pip install -qq --disable-pip-version-check --no-deps $(PIP_ARGS) --target "$$packages" \
+	  trl==1.16.0 torchrl==0.14.1 accelerate datasets dill multiprocess xxhash
+	@touch $@
 
 bench-core: env ## the costs of the core, out/bench_core.json
 	$(PY) -m benchmarks.bench_core
