@@ -102,7 +102,7 @@ class SimulatedPolicy:
 
     def old_log_probs(self, batch: TrainBatch) -> LogProbs:
         """One forward pass."""
-        self._work(batch, _LOG_PROB_SHARE)
+        self.work(batch.keys, _LOG_PROB_SHARE)
         zeros = np.zeros(len(batch.response_ids), np.float32)
         return LogProbs(zeros, zeros)
 
@@ -112,11 +112,21 @@ class SimulatedPolicy:
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """All mini-batches."""
-        self._work(batch, 1.0 - _LOG_PROB_SHARE)
-        self._step = step
-        for key in batch.keys:
-            del self._agents.tokens_of[key]
+        self.work(batch.keys, 1.0 - _LOG_PROB_SHARE)
+        self.close(batch.keys, step)
         return {}
+
+    def work(self, keys: Sequence[str], share: float) -> None:
+        """Spend `share` of the training of these trajectories."""
+        seconds = share * self._speed.seconds(sum(self._agents.tokens_of[key] for key in keys))
+        self.busy_s += seconds
+        self._world.advance(seconds)
+
+    def close(self, keys: Sequence[str], step: int) -> None:
+        """The weights of `step` are there; these trajectories will not be asked for again."""
+        self._step = step
+        for key in keys:
+            del self._agents.tokens_of[key]
 
     def publish(self, version: int) -> WeightManifest:
         """Nothing but the number; the time is the servers'."""
@@ -139,11 +149,6 @@ class SimulatedPolicy:
 
     def shutdown(self) -> None:
         """Nothing runs."""
-
-    def _work(self, batch: TrainBatch, share: float) -> None:
-        seconds = share * self._speed.seconds(sum(self._agents.tokens_of[key] for key in batch.keys))
-        self.busy_s += seconds
-        self._world.advance(seconds)
 
 
 class SimulatedScorer:

@@ -16,7 +16,8 @@ large batches a share 1 - F_M(x) of a cohort is still open when its requests got
                     w = sum over j of (1 - F_M(x_j)).
     separate_async  the same with x_j = j D - D_T, where D_T tokens are sampled between claim and next top-up, while
                     T seconds of training and publication pass: D_T = D T / C, C = t0 D + t1 b E[L] + reading. The step
-                    takes max(C, T): training does not wait for what is there.
+                    takes max(C, T): training does not wait for what is there. With k streams only the last k-th
+                    of the batch is trained between claim and top-up, so that T / k takes the place of T in D_T.
 
 With `drop` the share q = 1 - F_M(x_(s+1)) of the groups is dropped and served anew: cohorts are larger by 1 / (1 - q),
 and w = sum / (1 - q); the mean staleness of the others is the sum over j <= s of (1 - F_M(x_j) - q) / (1 - q).
@@ -34,14 +35,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulate.lengths import longest_of, mean_of, mean_up_to
+from benchmarks.simulate.lengths import Lengths, longest_of, mean_of, mean_up_to
 from benchmarks.simulate.run import Setup
 
-_HALVINGS = 60
+_HALVINGS = 45
+_SHARE_HALVINGS = 14  # of training's share of a step; midpoints repeat from one setup to the next, and are remembered
 _COHORTS = 400  # no cohort is younger than 1 / so much of the longest response
 
 
@@ -107,17 +110,18 @@ def _in_turns(setup: Setup, pace: _Pace, generation: float) -> Prediction:
 
 
 def _separate(setup: Setup) -> Prediction:
+    publication = setup.trainer.publish_s + setup.trainer.switch_s
+
     def cycle(share: float) -> tuple[_Pace, float, float]:
         pace = _paced(setup, share)
-        between = _training(setup, pace) + setup.trainer.publish_s + setup.trainer.switch_s
-        return pace, _generation(setup, pace, carries=True) + setup.trainer.switch_s, between
+        return pace, _generation(setup, pace, carries=True) + setup.trainer.switch_s, _training(setup, pace)
 
     def excess(share: float) -> float:
-        _, generation, between = cycle(share)
-        return between / generation - share
+        _, generation, training = cycle(share)
+        return (training / setup.streams + publication) / generation - share
 
-    pace, generation, between = cycle(_root(excess, 0.0, 1.0))
-    return _prediction(setup, pace, max(generation, between), generation, between)
+    pace, generation, training = cycle(_root(excess, 0.0, 1.0, _SHARE_HALVINGS))
+    return _prediction(setup, pace, max(generation, training + publication), generation, training + publication)
 
 
 def _prediction(setup: Setup, pace: _Pace, step: float, generation: float, training: float) -> Prediction:
@@ -127,15 +131,25 @@ def _prediction(setup: Setup, pace: _Pace, step: float, generation: float, train
 
 def _paced(setup: Setup, training_share: float) -> _Pace:
     """How cohorts follow each other when D_T = training_share x D."""
-    law, longest = setup.lengths, setup.lengths.longest
     bound = setup.threshold if setup.strategy == "drop" else None
     ahead = setup.warmup
     if setup.strategy in ("admission", "wait") and setup.threshold is not None:
         ahead = min(ahead, setup.threshold)
+    pace = _unlimited(setup.lengths, setup.n, ahead, bound, training_share)
+    saturated = setup.batch_size * setup.n / setup.servers * mean_of(setup.lengths) / setup.server.slots
+    if saturated <= pace.tokens:
+        return pace
+    staleness = min(ahead, longest_of(setup.lengths, setup.n) / saturated + training_share)
+    return _Pace(saturated, staleness, 0.0, setup.lengths.longest)
+
+
+@lru_cache(maxsize=100_000)
+def _unlimited(law: Lengths, n: int, ahead: float, bound: int | None, training_share: float) -> _Pace:
+    """Without a limit of slots."""
 
     def left(spacing: float) -> NDArray[np.float64]:
-        ages = np.maximum(0.0, spacing * (np.arange(1, int(longest / spacing) + 3) - training_share))
-        return np.asarray(1.0 - law.cdf(ages.astype(np.float64)) ** setup.n)
+        ages = np.maximum(0.0, spacing * (np.arange(1, int(law.longest / spacing) + 3) - training_share))
+        return np.asarray(1.0 - law.cdf(ages.astype(np.float64)) ** n)
 
     def dropped(shares: NDArray[np.float64]) -> float:
         return float(shares[bound]) if bound is not None and bound < len(shares) else 0.0
@@ -144,14 +158,11 @@ def _paced(setup: Setup, training_share: float) -> _Pace:
         shares = left(spacing)
         return float(shares.sum()) / (1.0 - dropped(shares)) - ahead
 
-    tokens = _root(excess, longest / _COHORTS, longest / max(1e-6, 1.0 - training_share))
-    saturated = setup.batch_size * setup.n / setup.servers * mean_of(law) / setup.server.slots
-    if saturated > tokens:
-        return _Pace(saturated, min(ahead, longest_of(law, setup.n) / saturated + training_share), 0.0, longest)
+    tokens = _root(excess, law.longest / _COHORTS, law.longest / max(1e-6, 1.0 - training_share))
     shares = left(tokens)
     share = dropped(shares)
     if not share:
-        return _Pace(tokens, ahead, 0.0, longest)
+        return _Pace(tokens, ahead, 0.0, law.longest)
     old = float((shares[:bound] - share).sum()) / (1.0 - share)
     return _Pace(tokens, old, share, tokens * ((bound or 0) + 1 - training_share))
 
@@ -173,9 +184,9 @@ def _generation(setup: Setup, pace: _Pace, carries: bool) -> float:
     return setup.server.t0 * pace.tokens + setup.server.t1 * per_server * mean_of(setup.lengths) + reading
 
 
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+def _root(falling: Callable[[float], float], low: float, high: float, halvings: int = _HALVINGS) -> float:
     """Where a falling function crosses zero in [low, high]; an end of it when it does not."""
-    for _ in range(_HALVINGS):
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Protocol
 
@@ -21,7 +21,9 @@ _GRID = 4000  # points of numeric integrals
 
 
 class Lengths(Protocol):
-    """A law of response lengths."""
+    """A law of response lengths; hashable."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def longest(self) -> float:
@@ -111,6 +113,7 @@ def mean_of(law: Lengths) -> float:
     return longest_of(law, 1)
 
 
+@lru_cache(maxsize=10_000)
 def mean_up_to(law: Lengths, limit: float) -> float:
     """E[length | length <= limit] = limit - (integral of F from 0 to limit) / F(limit)."""
     if limit >= law.longest:
@@ -120,6 +123,7 @@ def mean_up_to(law: Lengths, limit: float) -> float:
     return limit - float(np.sum(law.cdf(middle))) * limit / _GRID / float(law.cdf(np.asarray([limit]))[0])
 
 
+@lru_cache(maxsize=10_000)
 def longest_of(law: Lengths, count: int) -> float:
     """E[longest of `count` responses] = integral of 1 - F^count."""
     x = np.linspace(0.0, law.longest, _GRID + 1)

@@ -17,6 +17,7 @@ from benchmarks.simulate.devices import ServerSpeed, TrainerSpeed
 from benchmarks.simulate.lengths import Lengths
 from benchmarks.simulate.memory import MemoryFiles, MemoryJournal, NoCheckpoints, Recorder, no_folder, no_lock
 from benchmarks.simulate.store import SimulatedStore
+from benchmarks.simulate.streaming import streaming
 from benchmarks.simulate.world import World
 from verl_core.config import RunConfig
 from verl_core.data.row import DatasetRow, PromptRow
@@ -49,6 +50,8 @@ class Setup:
         workers: agent workers.
         grain: simulated tokens to a recorded one.
         bell_s: see SimulatedStore.
+    streams: 1 = the product's loop, which trains on whole batches; k = training takes a k-th of the batch at a time, as
+        verl's separate_async does (`streaming`).
     """
 
     mode: str
@@ -67,6 +70,7 @@ class Setup:
     seed: int = 0
     grain: int = 1
     bell_s: float = 0.0
+    streams: int = 1
 
     def config(self) -> RunConfig:
         """As the product's configuration has it."""
@@ -167,7 +171,8 @@ def simulate(setup: Setup) -> Outcome:
         world, store, setup.lengths, setup.seed, setup.prompt_tokens, min(setup.workers, setup.batch_size), setup.grain
     )
     session, recorder = _session(setup, world, store, agents)
-    get_trainer_cls(setup.mode)(session).fit()
+    trainer_cls = get_trainer_cls(setup.mode) if setup.streams == 1 else streaming(setup.streams)
+    trainer_cls(session).fit()
     return _outcome(setup, world, agents, session, recorder, time.perf_counter() - began)
 
 
