@@ -205,14 +205,41 @@ def test_what_the_store_still_has_of_an_adopted_group_is_forgotten_with_it() -> 
     assert (world.store.tags(), world.store._rows) == ({}, {})
 
 
-def test_an_attempt_that_an_earlier_process_finished_is_used_when_this_one_gets_as_far() -> None:
+def test_a_group_is_asked_again_as_an_attempt_that_no_earlier_process_made() -> None:
+    """What that one left would be as old as it is."""
     world = World()
-    world.store.finish([finished_of(prompt_of(1, attempt=1))])
     world.buffer.submit([prompt_of(1)])
-    world.store.finish([failed_of(prompt_of(1))])
-    assert world.buffer.sample(1, 1)[0].prompt.attempt == 1
-    assert len(world.dispatched) == 1
+    world.store.finish([failed_of(prompt_of(1)), finished_of(prompt_of(1, attempt=1))])
+    world.store.after(1, lambda: world.store.finish([finished_of(prompt_of(1, attempt=2))]))
+    (group,) = world.buffer.sample(1, 1)
+    assert (group.prompt.attempt, world.store.tags()) == (2, {})
+    assert set(world.store._rows) == {group.prompt.uid}
     world.check()
+
+
+@pytest.mark.parametrize("spooled", [True, False])
+def test_what_a_step_that_is_done_over_left_behind_is_sampled_anew_when_it_would_grow_too_old(spooled: bool) -> None:
+    """Group 1 took a dropped group's place in an earlier process, which died. Now its turn comes later, under version
+    2: with one batch ahead it may wait one more step, but the group that must be trained next is there already."""
+    world = World(policy=Wait(1, 1))
+    world.buffer.submit([prompt_of(0, step=2)])
+    left = group_of(world, prompt_of(1, step=2), 1)
+    world.store.finish([finished_of(prompt_of(0, step=2), versions=(1,))])
+    if spooled:
+        world.buffer.adopt([left], step=3)
+    else:
+        world.store.finish([finished_of(prompt_of(1, step=2), versions=(1,))])
+        world.buffer.submit([prompt_of(1, step=3)])
+    assert [prompt.uid for prompt in world.dispatched[-1]] == [uid_of(1, attempt=1)]
+    assert uid_of(1) not in world.store.tags()
+    world.check()
+    world.store.after(1, lambda: world.store.finish([finished_of(prompt_of(1, 1), versions=(2,))]))
+    assert ordinals(world.buffer.sample(1, 3)) == [0]
+    assert ordinals(world.buffer.sample(1, 4)) == [1]
+    young = World(policy=Wait(2, 1))  # a batch of two: both fit
+    young.buffer.submit([prompt_of(0, step=2)])
+    young.buffer.adopt([left], step=3)
+    assert len(young.dispatched) == 1
 
 
 # ---- sampleable, unclaimed, wait_for, abandon

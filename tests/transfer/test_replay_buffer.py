@@ -370,7 +370,7 @@ def test_a_reissue_that_breaks_its_contract_is_caught_before_anything_changes() 
         world.buffer.sample(1, 1)
     assert world.buffer.accounting().in_flight == 1
     world.buffer._intake.reissue = reissue
-    world.store.after(1, lambda: world.store.finish([finished_of(prompt_of(1, 1))]))
+    world.store.after(2, lambda: world.store.finish([finished_of(prompt_of(1, 1))]))
     assert len(world.buffer.sample(1, 1)) == 1
     world.check()
 

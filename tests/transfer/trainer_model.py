@@ -131,9 +131,9 @@ class TrainerModel:
             self.serve(self.new(count))
 
     def serve(self, prompts: Sequence[Prompt]) -> None:
-        self.buffer.adopt([self.settled.pop(p.base_uid) for p in prompts if p.base_uid in self.settled])
-        held = {group.prompt.base_uid for group in self.buffer.arrived_groups()}
-        if fresh := [prompt for prompt in prompts if prompt.base_uid not in held]:
+        fresh = [prompt for prompt in prompts if prompt.base_uid not in self.settled]
+        self.buffer.adopt([self.settled.pop(p.base_uid) for p in prompts if p.base_uid in self.settled], self.step)
+        if fresh:
             self.buffer.submit(fresh)
 
     # ---- a step

@@ -168,6 +168,6 @@ class PromptFeed:
         fresh = [prompt for prompt in prompts if prompt.base_uid not in self._settled]
         known = [self._settled.pop(prompt.base_uid) for prompt in prompts if prompt.base_uid in self._settled]
         if known:
-            buffer.adopt(known)
+            buffer.adopt(known, prompts[0].step)
         if fresh:
             buffer.submit(fresh)

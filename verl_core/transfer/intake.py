@@ -19,6 +19,7 @@ from verl_core.transfer.leases import Leases, ServiceClock
 
 Dispatch = Callable[[Sequence[Prompt]], None]
 Reissue = Callable[[Prompt], Prompt]
+TooLate = Callable[[Sequence[Flight]], Sequence[Flight]]
 
 _POLL_SHARE = 20  # a listing may cost 1/20 of the time between two
 
@@ -77,23 +78,58 @@ class Intake:
 
     # ---- out to the workers
 
-    def open(self, prompts: Sequence[Prompt]) -> None:
-        """Open new groups and send them out with one dispatch call."""
-        version = max(0, self.step - 1)
-        flights = [Flight(prompt, self._service.now(), version) for prompt in prompts]
-        found = self._open_tags(flights)
-        self._books.serve(flights)
-        self._send(flights, found)
+    def open(self, prompts: Sequence[Prompt], too_late: TooLate) -> None:
+        """Open new groups and send them out with one dispatch call; see ReplayBuffer.submit.
 
-    def _open_tags(self, flights: Sequence[Flight]) -> dict[str, GroupTag]:
-        """Write pending tags, except over tags that are there already; returns those. Whoever runs them may have begun
-        when they were opened."""
+        Args:
+            too_late: of the groups that the store has already, those that are sampled anew.
+        """
+        flights = [self._flight(prompt) for prompt in prompts]
+        found = self._find(flights)
+        late = {flight.prompt.uid for flight in too_late([f for f in flights if f.prompt.uid in found])}
+        flights = [self._renewed(flight) if flight.prompt.uid in late else flight for flight in flights]
+        self._open_tags(flights, found)
+        self._books.serve(flights)
+        self._send(flights, {uid: tag for uid, tag in found.items() if uid not in late})
+
+    def _flight(self, prompt: Prompt, errors: tuple[str, ...] = ()) -> Flight:
+        return Flight(prompt, self._service.now(), max(0, self.step - 1), errors=errors)
+
+    def _find(self, flights: Sequence[Flight]) -> dict[str, GroupTag]:
+        """Tags that are there already. Whoever runs those groups may have begun when they were first opened."""
         found = self._store.read_tags([flight.prompt.uid for flight in flights])
         for flight in flights:
             if (tag := found.get(flight.prompt.uid)) is not None:
-                flight.oldest = min(flight.oldest, max(0, tag.step - 1))
-        self._store.write_tags([flight.tag(self._clock) for flight in flights if flight.prompt.uid not in found])
+                settled = tag.manifest.min_version if tag.status.terminal else -1
+                flight.oldest = min(flight.oldest, settled if settled >= 0 else max(0, tag.step - 1))
         return found
+
+    def _renewed(self, flight: Flight) -> Flight:
+        """The next attempt of which the store knows nothing; those before are retired and forgotten."""
+        renewed = flight
+        while renewed is flight or self._store.read_tags([renewed.prompt.uid]):
+            self._books.retired.add(renewed.prompt.uid)
+            self.forget([renewed.prompt.uid])
+            renewed = self._flight(self._next_prompt(renewed.prompt), flight.errors)
+        return renewed
+
+    def renew(self, prompts: Sequence[Prompt]) -> None:
+        """Open groups whose present attempt an earlier process finished too early to be used."""
+        if not prompts:
+            return
+        flights = [self._renewed(self._flight(prompt)) for prompt in prompts]
+        self._open_tags(flights, {})
+        self._books.serve(flights)
+        self._send(flights, {})
+
+    def forget(self, uids: Sequence[str]) -> None:
+        """Clear whatever the store has under `uids`."""
+        self._store.clear_groups(uids)
+        self._store.clear_rows(uids)
+
+    def _open_tags(self, flights: Sequence[Flight], found: dict[str, GroupTag]) -> None:
+        """Write pending tags, except over tags that are there already."""
+        self._store.write_tags([flight.tag(self._clock) for flight in flights if flight.prompt.uid not in found])
 
     def _send(self, flights: Sequence[Flight], found: dict[str, GroupTag]) -> None:
         """Dispatch open flights, except those that have settled according to `found`."""
@@ -139,7 +175,7 @@ class Intake:
 
     def _sweep(self, tags: dict[str, GroupTag]) -> None:
         """Clear what late writers left under retired uids, and results of attempts that an earlier process made of a
-        group of ours. While the group is open they stay: this process may get as far as that attempt, and find it."""
+        group of ours."""
         old = {uid: tag for uid, tag in tags.items() if uid in self._books.retired or self._is_orphan(tag)}
         late = [uid for uid, tag in old.items() if tag.status.terminal]
         self._books.counts.late += len(late)
@@ -147,9 +183,7 @@ class Intake:
         self._store.clear_groups(list(old))
 
     def _is_orphan(self, tag: GroupTag) -> bool:
-        if not tag.status.terminal or tag.base_uid not in self._books.bases or self._books.knows(tag.uid):
-            return False
-        return all(flight.prompt.base_uid != tag.base_uid for flight in self._books.open.values())
+        return tag.status.terminal and tag.base_uid in self._books.bases and not self._books.knows(tag.uid)
 
     # ---- settling
 
@@ -169,22 +203,30 @@ class Intake:
         """Retire attempts; their groups go out again, or are dropped when they had their attempts."""
         if not failures:
             return
-        again = [self._next(f) for f in failures if f.flight.prompt.attempt < self._config.max_reissues]
+        again = self._unknown([self._next(f) for f in failures if f.flight.prompt.attempt < self._config.max_reissues])
         self._books.replace_attempts(failures, again, self.step)
         self.owed += len(failures) - len(again)
         self.barren += len(failures) - len(again)
-        uids = [failure.flight.prompt.uid for failure in failures]
-        self._store.clear_rows(uids)
-        self._store.clear_groups(uids)
+        self.forget([failure.flight.prompt.uid for failure in failures])
         if again:
-            self._send(again, self._open_tags(again))
+            self._open_tags(again, {})
+            self._send(again, {})
+
+    def _unknown(self, flights: Sequence[Flight]) -> list[Flight]:
+        """The same groups, as attempts that no earlier process of the run made."""
+        if not flights:
+            return []
+        found = self._store.read_tags([flight.prompt.uid for flight in flights])
+        return [self._renewed(flight) if flight.prompt.uid in found else flight for flight in flights]
 
     def _next(self, failure: Failure) -> Flight:
-        old = failure.flight.prompt
+        errors = (*failure.flight.errors, *failure.messages)
+        return self._flight(self._next_prompt(failure.flight.prompt), errors)
+
+    def _next_prompt(self, old: Prompt) -> Prompt:
         new = self.reissue(old)
         if new.base_uid != old.base_uid or new.attempt != old.attempt + 1 or self._books.knows(new.uid):
             raise StoreError(
                 f"reissue({old.uid}) gave {new.uid}, attempt {new.attempt}; it must be new, with attempt + 1"
             )
-        errors = (*failure.flight.errors, *failure.messages)
-        return Flight(new, self._service.now(), max(0, self.step - 1), errors=errors)
+        return new

@@ -67,7 +67,9 @@ class ReplayBuffer:
         self._books = Books(ledger, self._service)
         self._intake = Intake(store, config, dispatch, reissue, self._books, self._service)
         rules = Rules(policy, refill, tuple(filters))
-        self._waiting = Waiting(self._intake, self._books, rules, self.submit, self._free, self.describe, check)
+        self._waiting = Waiting(
+            self._intake, self._books, rules, self.submit, self._intake.forget, self.describe, check
+        )
 
     # ---- in
 
@@ -91,11 +93,14 @@ class ReplayBuffer:
             raise StoreError(f"groups submitted twice: {known or uids}; every attempt needs a new uid")
         if prompts:
             self._intake.step = max(self._intake.step, min(prompt.step for prompt in prompts))
-        self._intake.open(prompts)
+        self._intake.open(prompts, self._waiting.too_late)
 
-    def adopt(self, groups: Sequence[Group]) -> None:
+    def adopt(self, groups: Sequence[Group], step: int | None = None) -> None:
         """Take groups that an earlier process of this run finished and spooled: they have arrived, are never dispatched
-        and not announced again.
+        and not announced again. Where that would break the bound of `wait`, the prompt is sampled anew instead.
+
+        Args:
+            step: that the trainer works for now; None = the last one it waited for.
 
         Raises:
             StoreError: this buffer has one of them.
@@ -104,7 +109,11 @@ class ReplayBuffer:
         known = [base for base in bases if base in self._books.bases]
         if known or len(set(bases)) < len(bases):
             raise StoreError(f"groups adopted that are here, or twice: {known or bases}; adopt before you submit")
-        self._books.adopt([Flight.adopted(group, self._service.now()) for group in groups])
+        self._intake.step = max(self._intake.step, step or 0)
+        flights = [Flight.adopted(group, self._service.now()) for group in groups]
+        late = {flight.prompt.uid for flight in self._waiting.too_late(flights)}
+        self._books.adopt([flight for flight in flights if flight.prompt.uid not in late])
+        self._intake.renew([flight.prompt for flight in flights if flight.prompt.uid in late])
 
     def room(self) -> int:
         """How many groups may be submitted now, by staleness policy, max_groups and max_megabytes; NO_BOUND = any
@@ -195,12 +204,8 @@ class ReplayBuffer:
     def abandon(self, reason: str) -> int:
         """Drop every group that is open or waits to be trained on: the run is over. Returns how many."""
         uids = [flight.prompt.uid for flight in self._books.abandon(reason, self._intake.step + 1)]
-        self._free(uids)
+        self._intake.forget(uids)
         return len(uids)
-
-    def _free(self, uids: Sequence[str]) -> None:
-        self._store.clear_groups(uids)
-        self._store.clear_rows(uids)
 
     # ---- telling
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import attrgetter
 
 from verl_core.errors import StoreError
 from verl_core.trajectory import Trajectory
 from verl_core.transfer.codec import pack, unpack
 from verl_core.transfer.group import GroupTag, Manifest
 from verl_core.transfer.interface import Finished
+
+_IN_GROUP = attrgetter("session", "index")
 
 
 def commit_of(group: Finished) -> tuple[GroupTag, bytes | bytearray]:
@@ -26,29 +28,36 @@ def commit_of(group: Finished) -> tuple[GroupTag, bytes | bytearray]:
     tag = group.tag
     if not tag.status.terminal:
         raise StoreError(f"group {tag.uid} is {tag.status}; only finished or failed groups can be committed")
-    trajectories = sorted(group.trajectories, key=lambda row: (row.session, row.index))
-    strangers = [row.key for row in trajectories if row.uid != tag.uid or row.ordinal != tag.ordinal]
+    trajectories = sorted(group.trajectories, key=_IN_GROUP)
+    strangers = [row for row in trajectories if row.uid != tag.uid or row.ordinal != tag.ordinal]
     if strangers:
         raise StoreError(
-            f"group {tag.uid} (ordinal {tag.ordinal}) is handed trajectories of another group: {strangers}"
+            f"group {tag.uid} (ordinal {tag.ordinal}) is handed trajectories of another group: "
+            f"{[row.key for row in strangers]}"
         )
-    keys = [row.key for row in trajectories]
+    keys = _keys(trajectories)
     if len(set(keys)) != len(keys):
         raise StoreError(f"group {tag.uid} has two trajectories with one (session, index): {keys}")
     blob = pack(trajectories) if trajectories else b""
-    return replace(tag, updated=time.time(), manifest=_manifest(trajectories, len(blob), tag.manifest.errors)), blob
+    return tag.settled(time.time(), _manifest(trajectories, keys, len(blob), tag.manifest.errors)), blob
 
 
-def _manifest(trajectories: Sequence[Trajectory], nbytes: int, errors: tuple[str, ...]) -> Manifest:
-    versions = [segment.weight_version for row in trajectories for segment in row.segments]
-    return Manifest(
-        keys=tuple([row.key for row in trajectories]),
-        nbytes=nbytes,
-        tokens=sum([len(row.response_ids) for row in trajectories]),
-        min_version=min(versions, default=-1),
-        max_version=max(versions, default=-1),
-        errors=errors,
-    )
+def _keys(trajectories: Sequence[Trajectory]) -> list[str]:
+    """`Trajectory.key` of each, without a call for each."""
+    return [f"{row.uid}_{row.session}_{row.index}" for row in trajectories]
+
+
+def _manifest(
+    trajectories: Sequence[Trajectory], keys: Sequence[str], nbytes: int, errors: tuple[str, ...]
+) -> Manifest:
+    return Manifest(tuple(keys), nbytes, *_counts(trajectories), errors)
+
+
+def _counts(trajectories: Sequence[Trajectory]) -> tuple[int, int, int]:
+    """Response tokens, oldest and newest weight version."""
+    versions = [part.weight_version for row in trajectories for part in row.segments]
+    tokens = sum([len(row.response_ids) for row in trajectories])
+    return tokens, min(versions, default=-1), max(versions, default=-1)
 
 
 def uid_of(manifest: Manifest) -> str:
@@ -66,8 +75,10 @@ def verified(manifest: Manifest, blob: bytes) -> list[Trajectory]:
         trajectories = unpack(blob)
     except StoreError as error:
         raise StoreError(f"rows of group {uid_of(manifest)}: {error}") from error
-    found = _manifest(trajectories, len(blob), manifest.errors)
-    if found != manifest:
+    keys, counts = _keys(trajectories), _counts(trajectories)
+    said = manifest.tokens, manifest.min_version, manifest.max_version
+    if len(blob) != manifest.nbytes or counts != said or tuple(keys) != manifest.keys:
+        found = _manifest(trajectories, keys, len(blob), manifest.errors)
         raise StoreError(
             f"rows of group {uid_of(manifest)} disagree with their manifest: it says {manifest}, they are {found}"
         )

@@ -85,6 +85,10 @@ class StalenessPolicy(Protocol):
     def order(self, arrived: Sequence[G]) -> list[G]:
         """Who is trained first."""
 
+    def too_late(self, found: Sequence[G], held: Sequence[G], version: int) -> list[G]:
+        """Those of `found`, begun by an earlier process of the run, that cannot be trained in time beside `held`: they
+        are sampled anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unbounded:
@@ -108,6 +112,10 @@ class Unbounded:
     def order(self, arrived: Sequence[G]) -> list[G]:
         """See StalenessPolicy."""
         return sorted(arrived, key=lambda group: group.ordinal)
+
+    def too_late(self, found: Sequence[G], held: Sequence[G], version: int) -> list[G]:
+        """See StalenessPolicy."""
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,10 @@ class Drop:
         """Oldest version first: fewer are dropped later."""
         return oldest_first(arrived)
 
+    def too_late(self, found: Sequence[G], held: Sequence[G], version: int) -> list[G]:
+        """See StalenessPolicy."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -161,6 +173,10 @@ class Admission:
     def order(self, arrived: Sequence[G]) -> list[G]:
         """See StalenessPolicy."""
         return oldest_first(arrived)
+
+    def too_late(self, found: Sequence[G], held: Sequence[G], version: int) -> list[G]:
+        """See StalenessPolicy."""
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +212,19 @@ class Wait:
     def order(self, arrived: Sequence[G]) -> list[G]:
         """See StalenessPolicy."""
         return oldest_first(arrived)
+
+    def too_late(self, found: Sequence[G], held: Sequence[G], version: int) -> list[G]:
+        """A step that is done over may leave behind groups that nobody counted with: they come back older than a new
+        group, when all places of their age are taken."""
+        slacks, late = [self._slack(group, version) for group in held], []
+        for group in self.order(found):
+            tried = [*slacks, self._slack(group, version)]
+            fits = all(sum(slack <= j for slack in tried) <= (j + 1) * self.batch_size for j in range(self.threshold))
+            if fits and group.oldest + self.threshold >= version:
+                slacks = tried
+            else:
+                late.append(group)
+        return late
 
     def _slack(self, group: Aged, version: int) -> int:
         return max(0, group.oldest + self.threshold - version)

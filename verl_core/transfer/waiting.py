@@ -84,6 +84,13 @@ class Waiting:
         """Arrived groups that must not be trained on at `step`."""
         return evictions(list(self._books.arrived.values()), step - 1, self._rules.policy, self._rules.filters)
 
+    def too_late(self, found: Sequence[Flight]) -> list[Flight]:
+        """Those of `found`, of an earlier process, that must be sampled anew."""
+        if self._rules.policy is None or not found:
+            return []
+        held = [*self._books.open.values(), *self._books.arrived.values()]
+        return self._rules.policy.too_late(found, held, self._intake.step - 1)
+
     def describe(self) -> str:
         """The policy, and whom it waits for."""
         policy = self._rules.policy
