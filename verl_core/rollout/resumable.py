@@ -67,7 +67,7 @@ class _Course:
         """What to wait before the next attempt; 0 after one that brought tokens."""
         if not self.idle:
             return 0.0
-        apart = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.idle - 1, 16))
+        apart = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(self.idle - 1, 16))
         return max(FIRST_REST_S, apart - (time.monotonic() - self.began))
 
     def state(self) -> str:
