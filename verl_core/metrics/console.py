@@ -67,6 +67,7 @@ class ConsoleSink:
             ("length", pick(metrics, headline.LENGTH)),
             ("tokens/s", pick(metrics, headline.TOKENS_PER_S)),
             ("s/step", pick(metrics, headline.STEP_SECONDS)),
+            *_rollout(metrics),
         ]
 
     def _postfix(self, metrics: Mapping[str, float]) -> str:
@@ -77,3 +78,15 @@ class ConsoleSink:
             "" if left is None else f"{duration(left)} left",
         ]
         return ", ".join(part for part in parts if part)
+
+
+def _rollout(metrics: Mapping[str, float]) -> list[tuple[str, float | None]]:
+    """The other side of an asynchronous run; nothing in a synchronous one."""
+    if "buffer/in_flight" not in metrics:
+        return []
+    return [
+        ("in flight", metrics["buffer/in_flight"]),
+        ("ready", metrics.get("buffer/ready")),
+        ("stale", metrics.get("training/staleness/mean")),
+        ("dropped", metrics.get("buffer/dropped")),
+    ]

@@ -82,6 +82,22 @@ def stacked_chart(steps: Sequence[int], layers: Sequence[Layer], label: str, uni
     return _svg(label, _grid(up) + _x_labels(labels) + "".join(bars))
 
 
+def histogram(bars: Sequence[tuple[str, float]], label: str, unit: str) -> str:
+    """SVG of one bar per (name, value). Empty when there is nothing to show."""
+    if not any(value > 0 for _, value in bars):
+        return ""
+    up = spanning([value for _, value in bars], HEIGHT - BOTTOM, TOP, zero=True)
+    across = Scale(0, len(bars), LEFT, WIDTH - RIGHT)
+    slot = (WIDTH - LEFT - RIGHT) / len(bars)
+    drawn = [
+        f'<rect class="f1" x="{across(index) + slot * 0.15:.1f}" y="{up(value):.1f}" width="{slot * 0.7:.1f}" '
+        f'height="{up(0) - up(value):.1f}"><title>{escape(name)}: {short(value)} {escape(unit)}</title></rect>'
+        for index, (name, value) in enumerate(bars)
+    ]
+    labels = [(across(index + 0.5), escape(name)) for index, (name, _) in enumerate(bars)]
+    return _svg(label, _grid(up) + _x_labels(labels) + "".join(drawn))
+
+
 def legend(entries: Sequence[tuple[str, int]]) -> str:
     """HTML legend of (name, colour)."""
     items = "".join(f'<li><i class="b{color}"></i>{escape(name)}</li>' for name, color in entries)

@@ -8,6 +8,7 @@ import time
 from html import escape
 
 from verl_core.record.rundir import REPORT, Published, RunDir
+from verl_core.report.asynchrony import asynchrony_cards
 from verl_core.report.curves import curve_cards
 from verl_core.report.samples import TokenText, sample_section, token_text_of
 from verl_core.report.sections import accounting_table, checkpoint_table, tiles, versions_table
@@ -31,6 +32,7 @@ def render_report(rundir: RunDir, token_text: TokenText | None = None) -> str:
             f'<p class="lead">{escape(_lead(view))}</p>',
             tiles(view),
             _section("Curves", curve_cards(view), "grid2"),
+            _section("Asynchrony", asynchrony_cards(view), "grid2"),
             _samples(view, token_text),
             _section("Accounts", accounting_table(view)),
             _section("Checkpoints", checkpoint_table(view)),

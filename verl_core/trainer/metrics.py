@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_core.batch import TrainBatch
+from verl_core.rollout.usage import ServerUsage
 from verl_core.trajectory import Bool, Reward, Trajectory
 from verl_core.transfer.drops import DropSummary
 
@@ -53,8 +54,23 @@ def staleness_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[
     cut = sum(len(row.segments) > 1 for row in trajectories)
     return {
         **spread("training/staleness", ages),
+        **{f"training/staleness_rows/{age}": float((ages == age).sum()) for age in np.unique(ages).tolist()},
         "training/off_policy_token_share": old / tokens,
         "training/resumed_share": cut / max(1, len(trajectories)),
+    }
+
+
+def usage_metrics(used: Sequence[ServerUsage]) -> dict[str, float]:
+    """What the servers did since the step before, as a mean over them (seconds) or in all."""
+    if not used:
+        return {}
+    clock, busy = (float(np.mean([getattr(one, name) for one in used])) for name in ("clock_s", "busy_s"))
+    counts = ("tokens", "finished", "aborted", "resumed", "tokens_discarded")
+    return {
+        "rollout/clock_s": clock,
+        "rollout/busy_s": busy,
+        "rollout/busy_share": busy / clock if clock > 0 else 0.0,
+        **{f"rollout/{name}": float(sum(getattr(one, name) for one in used)) for name in counts},
     }
 
 

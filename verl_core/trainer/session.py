@@ -25,6 +25,7 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
 from verl_core.rollout.servers import Servers
+from verl_core.rollout.usage import ServerUsage
 from verl_core.trainer.feed import PromptFeed
 from verl_core.trainer.lent_devices import LentDevices
 from verl_core.trainer.restore import bring_policy_to
@@ -65,6 +66,7 @@ class Session:
     Attributes:
         start_checkpoint: what the run started from; None = the start policy.
         on_policy: whether every token of step t must come from version t - 1.
+        ahead: whether prompts are served before the step that needs them.
         overlaps: whether servers generate while the trainer works.
         lent: servers on the trainer's devices; None where nothing is lent.
         began: when this process began to serve the step that it is in; `waited`: seconds since, for servers to load.
@@ -95,10 +97,12 @@ class Session:
     sinks: MetricSinks
     lock: OwnerLock
     on_policy: bool
+    ahead: bool
     overlaps: bool
     check: Callable[[], None] = lambda: None
     lent: LentDevices | None = None
     noted: dict[str, float] = field(default_factory=dict)
+    _used: dict[str, ServerUsage] = field(default_factory=dict)
     _published: WeightManifest | None = None
     waited: float = 0.0
     began: float = 0.0
@@ -214,6 +218,11 @@ class Session:
         return control
 
     # ---- numbers
+
+    def used_since(self) -> list[ServerUsage]:
+        """What each server did since the last call."""
+        before, self._used = self._used, self.servers.usage()
+        return [used.since(before.get(name)) for name, used in self._used.items()]
 
     @contextmanager
     def training(self, name: str, metrics: dict[str, float]) -> Iterator[None]:

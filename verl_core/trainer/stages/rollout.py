@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from verl_core.errors import RolloutError
-from verl_core.trainer.metrics import drop_metrics, rollout_metrics, staleness_metrics
+from verl_core.trainer.metrics import drop_metrics, rollout_metrics, staleness_metrics, usage_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Trajectory
@@ -44,11 +44,23 @@ def rollout(session: Session, step: int) -> StageOutput:
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
         **staleness_metrics(trajectories, step - 1),
         **drop_metrics(session.buffer.drops()),
+        **(ahead_metrics(session) if session.ahead else {}),
     }
     _leave_the_rest(session, step)
     output = session.files.save_trajectories(step, trajectories, metrics)
     session.buffer.clear(groups)  # the file is durable: the rows have served their purpose
     return output
+
+
+def ahead_metrics(session: Session) -> dict[str, float]:
+    """Where the rollout stands while the trainer goes on to train: servers' work since the step before, groups under
+    way, and groups that wait."""
+    ready = session.buffer.ready
+    return {
+        **usage_metrics(session.used_since()),
+        "buffer/ready": float(ready),
+        "buffer/in_flight": float(len(session.buffer.unclaimed()) - ready),
+    }
 
 
 def _leave_the_rest(session: Session, step: int) -> None:
