@@ -57,7 +57,7 @@ def test_the_cards_show_age_versions_and_both_sides_time(tmp_path: Path) -> None
     assert "mean 0.375" in cards  # 6 of 16
     assert "50% training" in cards  # (1 + 3) of 8 s
     assert "75% generating" in cards
-    assert re.findall(r"<title>step 2: oldest token ([^<]+)", cards) == ["-1.000"]  # version 1 less 2
+    assert re.findall(r"<title>step 2: oldest token ([^<]+)", cards) == ["2.000"]
     assert "step 2: wait for groups 0.500 s" in cards
 
 

@@ -43,17 +43,11 @@ def _staleness(view: RunView) -> str:
 
 
 def _versions(view: RunView) -> str:
-    steps = [step for step in view.trained_steps if "training/staleness/mean" in view.rows[step]]
-    trained = [(float(step), step - 1.0) for step in steps]
-    mean = [(float(step), step - 1 - view.rows[step]["training/staleness/mean"]) for step in steps]
-    oldest = [(float(step), step - 1 - view.rows[step]["training/staleness/max"]) for step in steps]
-    lines = [
-        Line("weights that train", trained, 1),
-        Line("oldest token, mean", mean, 2),
-        Line("oldest token", oldest, 4),
-    ]
-    chart = line_chart(lines, "Weight versions over steps")
-    return _card("Weight versions", "", chart, [(line.name, line.color) for line in lines])
+    """Behind the trainer: the versions themselves only count the steps."""
+    names = (("oldest token", "max", 4), ("mean", "mean", 1))
+    lines = [Line(name, view.series(f"training/staleness/{key}"), color) for name, key, color in names]
+    chart = line_chart(lines, "Weight versions behind the trainer, over steps", zero=True)
+    return _card("Weight versions behind the trainer", "", chart, [(line.name, line.color) for line in lines])
 
 
 def _trainer_time(view: RunView) -> str:
