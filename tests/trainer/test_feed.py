@@ -49,7 +49,7 @@ class Buffer:
         self.submitted += [prompt.ordinal for prompt in prompts]
         self.waiting |= {prompt.ordinal: prompt for prompt in prompts}
 
-    def adopt(self, groups: Sequence[Group]) -> None:
+    def adopt(self, groups: Sequence[Group], step: int | None = None) -> None:
         self.adopted += [group.prompt.ordinal for group in groups]
         self.waiting |= {group.prompt.ordinal: group.prompt for group in groups}
 
