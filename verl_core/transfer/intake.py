@@ -16,6 +16,7 @@ from verl_core.transfer.group import GroupStatus, GroupTag
 from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.landing import Failure, land
 from verl_core.transfer.leases import Leases, ServiceClock
+from verl_core.transfer.pulse import pulse_of
 
 Dispatch = Callable[[Sequence[Prompt]], None]
 Reissue = Callable[[Prompt], Prompt]
@@ -45,6 +46,7 @@ class Intake:
         self._store, self._config, self._dispatch, self.reissue = store, config, dispatch, reissue
         self._books, self._service, self._clock = books, service, service.clock
         self._leases = Leases(config.lease_s, service)
+        self._pulse = pulse_of(store)
         self.step = self.owed = self.barren = 0
         self._settled_at = self._clock.monotonic()
         self._next_poll = self._settled_at + config.poll_s
@@ -151,7 +153,10 @@ class Intake:
             self._settle([tag for uid, tag in tags.items() if uid in self._books.open and tag.status.terminal])
 
     def poll(self) -> None:
-        """The safety net: list all groups, settle lost rings, note who runs what, expire leases."""
+        """The safety net: see whether the store lives, list all groups, settle lost rings, note who runs what, expire
+        leases."""
+        if self._pulse is not None:
+            self._pulse.check()
         started = self._clock.monotonic()
         flights = list(self._books.open.values())
         tags = self._store.tags()
