@@ -52,7 +52,7 @@ def test_silence_is_believed_the_third_time_in_a_row(monkeypatch: pytest.MonkeyP
 
     for connect in (silent, silent, real, silent, silent):
         check_with(connect)
-    with pytest.raises(StoreError, match="controller at .* is dead .timed out."):
+    with pytest.raises(StoreError, match=r"controller at .* is dead .timed out."):
         check_with(silent)
     server.close()
 
