@@ -22,20 +22,27 @@ _LOG_PROB_SHARE = 0.25  # of a token's training: one forward pass beside forward
 
 
 class SimulatedServers:
-    """`Servers` as the trainer's hooks use them."""
+    """`Servers` as the trainer's hooks use them.
+
+    Attributes:
+        under_way: weight version that `begin_update` began to load and nobody waited for yet.
+    """
 
     def __init__(self, world: World, agents: Agents, speed: TrainerSpeed) -> None:
         self._world, self._agents, self._speed = world, agents, speed
         self._asleep = False
-        self.publications = 0
+        self._pending: WeightManifest | None = None
+        self.under_way: int | None = None
 
     def version(self) -> int:
         """Of all servers, -1 when they differ."""
+        self.settle()
         versions = {server.version for server in self._world.servers.values()}
         return versions.pop() if len(versions) == 1 else -1
 
     def sleep(self, level: int = 1, abort: bool = True) -> None:
         """Cut off what runs, then give the devices up."""
+        self.settle()
         if self._asleep:
             return
         self._asleep = True
@@ -45,6 +52,7 @@ class SimulatedServers:
 
     def wake(self) -> None:
         """Go on."""
+        self.settle()
         if not self._asleep:
             return
         self._world.advance(self._speed.wake_s)
@@ -54,7 +62,7 @@ class SimulatedServers:
 
     def update_weights(self, manifest: WeightManifest) -> None:
         """Receive while awake servers generate; then they stand still to switch, with everything cut off."""
-        self.publications += 1
+        self.settle()
         self._world.advance(self._speed.publish_s)
         if self._asleep:
             self._set(manifest.version)
@@ -65,6 +73,19 @@ class SimulatedServers:
         self._set(manifest.version)
         self._still(False)
         self._agents.resume()
+
+    def begin_update(self, manifest: WeightManifest) -> None:
+        """Load and wake while the caller goes on. Nothing that it does meanwhile takes virtual time, so the seconds
+        pass when somebody waits."""
+        self.settle()
+        self._pending, self.under_way = manifest, manifest.version
+
+    def settle(self) -> None:
+        """Wait for what `begin_update` began."""
+        manifest, self._pending, self.under_way = self._pending, None, None
+        if manifest is not None:
+            self.update_weights(manifest)
+            self.wake()
 
     def usage(self) -> dict[str, ServerUsage]:
         """Accounts in virtual seconds."""

@@ -33,7 +33,7 @@ strategy `wait` does); `admission` only lowers w, to min(w, s).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -81,6 +81,21 @@ class _Pace:
 def predict(setup: Setup) -> Prediction:
     """By the formulas above."""
     return {"sync": _sync, "colocate_async": _colocate, "separate_async": _separate}[setup.mode](setup)
+
+
+def sync_of_draws(setup: Setup, groups: Sequence[Sequence[int]], first: int, last: int) -> float:
+    """Seconds of a synchronous step, mean over steps first .. last, from the very lengths that these steps draw. (The
+    longest of a batch varies so much that a few steps say little about its expectation.)"""
+    size = setup.batch_size
+    batches = [groups[size * (step - 1) : size * step] for step in range(first, last + 1)]
+    trainer, total = setup.trainer, 0.0
+    for batch in batches:
+        tokens = sum(sum(group) for group in batch)
+        prompts = setup.prompt_tokens * size * setup.n
+        total += setup.server.t0 * max(max(group) for group in batch) + setup.server.t1 * tokens / setup.servers
+        total += setup.server.read_s * prompts / setup.servers + trainer.seconds(tokens + prompts) + trainer.step_s
+        total += trainer.sleep_s + trainer.publish_s + trainer.wake_s
+    return total / len(batches)
 
 
 def staleness_of_run(setup: Setup, steady: float) -> float:

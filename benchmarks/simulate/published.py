@@ -179,15 +179,16 @@ def left_out(assumed: Assumed) -> list[dict[str, Any]]:
 
 
 def bracket() -> list[dict[str, Any]]:
-    """One assumption varied at a time: speeds fitted to all three rows, and how far off each stays."""
+    """One assumption varied at a time: speeds fitted to all three rows, and how far off the ratios to sync stay."""
     rows = []
     for name, values in BRACKETS.items():
         for value in values:
             assumed = _with(name, value)
             fitted = fit_all(assumed)
             off = errors(assumed, fitted)
-            worst = max(abs(error) for error in off.values())
-            rows.append({name: value, **_speeds(fitted), "errors": off, "worst": worst})
+            ratios = {mode: (1 + off[mode]) / (1 + off["sync"]) - 1 for mode in off if mode != "sync"}
+            worst = max(abs(error) for error in ratios.values())
+            rows.append({"assumed": f"{name} = {value:g}", **_speeds(fitted), "ratio_errors": ratios, "worst": worst})
     return rows
 
 

@@ -214,6 +214,7 @@ def _session(setup: Setup, world: World, store: SimulatedStore, agents: Agents) 
         sinks=cast(Any, recorder),
         lock=no_lock(),
         on_policy=cls.on_policy,
+        ahead=cls.ahead,
         overlaps=cls.overlaps,
     )
     return session, recorder

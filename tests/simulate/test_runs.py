@@ -61,10 +61,11 @@ def test_a_switch_of_weights_loses_the_token_under_way() -> None:
 
 
 def test_costs_of_taking_turns() -> None:
-    # sync again: each step also pays for sleep, publication and waking.
+    # sync again: a step also pays for sleep and what does not depend on tokens, 2.5 s, and from the second on for the
+    # publication before it and waking, 1.25 s.
     speed = replace(TINY.trainer, sleep_s=0.5, publish_s=1.0, wake_s=0.25, step_s=2.0)
     outcome = simulate(replace(TINY, trainer=speed))
-    assert outcome.closed_at == pytest.approx((14.0 + 3.75, 21.0 + 7.5))
+    assert outcome.closed_at == pytest.approx((14.0 + 2.5, 21.0 + 5.0 + 1.25))
 
 
 LOGNORMAL = LogNormal(600, 4800, 9600)
