@@ -18,6 +18,7 @@ LEAST = {
 }
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+SPLIT = ("trainer.v1.trainer_mode=separate_async", "ray.mode=split")
 
 
 def problems(*overrides: str) -> list[str]:
@@ -158,6 +159,29 @@ CONTRADICTIONS = [
     ([f"{ROLLOUT}.request_timeout_s=840"], "trainer.v1.buffer.lease_s: 900 s must exceed"),
     (["trainer.v1.buffer.stall_timeout_s=5"], "trainer.v1.buffer.stall_timeout_s: 5 s is less than"),
     (["ray.worker.mem=16GB"], "ray.worker.mem: must be a Kubernetes quantity such as"),
+    (["ray.rollout.gpu=1"], "ray.rollout.gpu: has no effect with ray.mode=shared"),
+    (["ray.mode=split"], "ray.mode: split trains in another cluster than it rolls out in: only separate_async can"),
+    (
+        ["trainer.v1.trainer_mode=colocate_async", "ray.mode=per_task"],
+        "ray.mode: per_task gives every stage a cluster, and colocate_async is two tasks that last; use shared",
+    ),
+    (
+        [*SPLIT, f"{ROLLOUT}.update_weights_backend=shm"],
+        f"{ROLLOUT}.update_weights_backend: shm does not reach from one Ray cluster into another; use store",
+    ),
+    (
+        [*SPLIT, "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"],
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch: with ray.mode=split the rollout's cluster cannot",
+    ),
+    (
+        [*SPLIT, "trainer.device=cuda", f"{ROLLOUT}.nnodes=1", "ray.worker.gpu=1", "ray.rollout.replicas=2"],
+        "ray.rollout.gpu: ray.head.gpu=0 and 0 in each of ray.rollout.replicas=2 make 0 GPUs; actor_rollout_ref",
+    ),
+    (
+        ["trainer.v1.trainer_mode=separate_async", "trainer.device=cuda", f"{ROLLOUT}.nnodes=1", "ray.worker.gpu=1"],
+        "ray.worker.gpu: ray.head.gpu=0 and 1 in each of ray.worker.replicas=1 make 1 GPUs; trainer.nnodes x "
+        "trainer.n_gpus_per_node + actor_rollout_ref.rollout.nnodes x n_gpus_per_node needs 2",
+    ),
     (["data.train_files=[a.parquet]"], "data.prepare.task: data.train_files is given too"),
     (["data.prepare.file=a.jsonl"], "data.prepare.file: data.prepare.task is given too"),
     (

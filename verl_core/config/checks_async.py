@@ -31,6 +31,25 @@ def mode_settings_are_read(facts: Facts) -> Iterator[str]:
 
 
 @check
+def cluster_suits_the_mode(facts: Facts) -> Iterator[str]:
+    """An asynchronous run is two tasks that last; only one that rolls out on devices of its own can be two RayJobs."""
+    config = facts.config
+    mode, asked = config.trainer.v1.trainer_mode, config.actor_rollout_ref.rollout.update_weights_backend
+    asynchronous = config.trainer.use_v1 and mode in names.ASYNC_MODES
+    if config.ray.mode == "per_task" and asynchronous:
+        yield f"ray.mode: per_task gives every stage a cluster, and {mode} is two tasks that last; use shared"
+    if config.ray.mode != "split":
+        yield from no_effect(facts, facts.given_below("ray.rollout"), f"with ray.mode={config.ray.mode}")
+        return
+    if not (asynchronous and mode == "separate_async"):
+        yield "ray.mode: split trains in another cluster than it rolls out in: only separate_async can; use shared"
+    if asked not in ("auto", "store"):
+        yield f"{_ROLLOUT}.update_weights_backend: {asked} does not reach from one Ray cluster into another; use store"
+    if config.trainer.v1.separate_async.hybrid_rollout.enable_switch:
+        yield f"{_SWITCH}.enable_switch: with ray.mode=split the rollout's cluster cannot use the trainer's devices"
+
+
+@check
 def lending_settings_are_read(facts: Facts) -> Iterator[str]:
     """Without lending nothing decides about it; a fixed share does not move."""
     lending = facts.config.trainer.v1.separate_async.hybrid_rollout

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
 from verl_core.config.checks_algorithm import unknown_name
+from verl_core.config.schema import GroupConfig
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
@@ -98,18 +99,28 @@ def the_cluster_has_the_devices(facts: Facts) -> Iterator[str]:
     trainer, ray = facts.config.trainer, facts.config.ray
     if trainer.device != "cuda" or not facts.given_below("ray"):
         return
-    have, need = ray.head.gpu * ray.head.replicas + ray.worker.gpu * ray.worker.replicas, facts.config.world_size
+    ranks, whose = facts.config.world_size, "trainer.nnodes x trainer.n_gpus_per_node"
+    alone, alone_is = facts.config.num_devices - ranks, "actor_rollout_ref.rollout.nnodes x n_gpus_per_node"
+    if ray.mode == "split":
+        yield from _too_few("worker", ray.head, ray.worker, ranks, whose)
+        yield from _too_few("rollout", ray.head, ray.rollout, alone, alone_is)
+    else:
+        yield from _too_few("worker", ray.head, ray.worker, ranks + alone, f"{whose} + {alone_is}" if alone else whose)
+
+
+def _too_few(name: str, head: GroupConfig, pods: GroupConfig, need: int, why: str) -> Iterator[str]:
+    have = head.gpu * head.replicas + pods.gpu * pods.replicas
     if have < need:
         yield (
-            f"ray.worker.gpu: ray.head.gpu={ray.head.gpu} and {ray.worker.gpu} in each of ray.worker.replicas="
-            f"{ray.worker.replicas} make {have} GPUs; trainer.nnodes x trainer.n_gpus_per_node needs {need}. Raise them"
+            f"ray.{name}.gpu: ray.head.gpu={head.gpu} and {pods.gpu} in each of ray.{name}.replicas={pods.replicas} "
+            f"make {have} GPUs; {why} needs {need}. Raise them"
         )
 
 
 @check
 def quantities_are_kubernetes(facts: Facts) -> Iterator[str]:
     """Pod resources as Kubernetes writes them."""
-    for group in ("head", "worker"):
+    for group in ("head", "worker", "rollout"):
         for name in ("cpu", "mem"):
             key = f"ray.{group}.{name}"
             if not _QUANTITY.fullmatch(facts.values[key]):

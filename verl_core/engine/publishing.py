@@ -22,16 +22,18 @@ SenderFactory = Callable[[int, Named], WeightSender | None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def same_host_sender(config: RunConfig, device: torch.device, folder: str) -> SenderFactory | None:
-    """The sender a run on one host needs no servers for; None when the backend is one between devices (`use_sender`
-    later).
+def folder_sender(config: RunConfig, device: torch.device, folder: str) -> SenderFactory | None:
+    """The sender that needs no servers, since they fetch what it publishes; None when the backend is one between
+    devices (`use_sender` later).
     """
+    from verl_core.weights.interface import PULLED
     from verl_core.weights.sender import run_backend, sender_for
 
-    if run_backend(config, device.type) != "shm":
+    backend = run_backend(config, device.type)
+    if backend not in PULLED:
         return None
     bucket_bytes = config.actor_rollout_ref.rollout.update_weights_bucket_megabytes * 2**20
-    return lambda rank, named: sender_for("shm", bucket_bytes, folder=folder) if rank == 0 else None
+    return lambda rank, named: sender_for(backend, bucket_bytes, folder=folder) if rank == 0 else None
 
 
 class Publisher:

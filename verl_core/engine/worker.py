@@ -20,7 +20,7 @@ from verl_core.engine.checkpoint import Progress, load, load_start, save
 from verl_core.engine.digest import weights_digest
 from verl_core.engine.loading import load_model
 from verl_core.engine.model import PolicyModel, check_head
-from verl_core.engine.publishing import DTYPES, Publisher, SenderFactory, same_host_sender
+from verl_core.engine.publishing import DTYPES, Publisher, SenderFactory, folder_sender
 from verl_core.engine.ranks import Ranks, open_store
 from verl_core.engine.schedule import optimizer_steps
 from verl_core.engine.scorer import Share, score
@@ -109,7 +109,7 @@ class PolicyWorker:
         shard(self._model, self._ranks)
         self._reference = self._frozen() if config.needs_reference else None
         self._updater = Updater(self._model, self._ranks, config, optimizer_steps(config, self._total))
-        factory = same_host_sender(config, device, self._folder)
+        factory = folder_sender(config, device, self._folder)
         dtype = DTYPES[config.actor_rollout_ref.model.dtype]
         self._publisher = Publisher(self._model, self._ranks, dtype, factory)
         self._settled = True

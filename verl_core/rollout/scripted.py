@@ -28,7 +28,7 @@ from verl_core.rollout.scripted_model import ScriptedModel
 from verl_core.rollout.scripted_sampling import choose
 from verl_core.trajectory import Segment, StopReason
 from verl_core.weights.interface import WeightManifest
-from verl_core.weights.shm import ShmReceiver
+from verl_core.weights.receiving import received
 
 _SLICE_TOKENS = 16  # tokens of one request before the next one gets its turn
 Result = TypeVar("Result")
@@ -205,11 +205,11 @@ class ScriptedEngine:
         return bool(done)
 
     async def _pace(self, request: _Request) -> None:
-        """Wait until the next token is due, a delay after the one before it. A token that came late by less than a
-        delay does not move the next one; a cut loses the token under way."""
+        """Wait until the next token is due, a delay after the one before it was; one that came late, because this
+        machine is slow, does not move the next. A cut loses the token under way."""
         delay, now = self._rollout.scripted_delay_s, time.monotonic()
         if delay > 0:
-            request.due = max(request.due, now - delay) + delay if request.due else now + delay
+            request.due = (request.due or now) + delay
             with suppress(TimeoutError):
                 await asyncio.wait_for(request.cut.wait(), max(0.0, request.due - now))
 
@@ -256,5 +256,5 @@ class ScriptedEngine:
     # ---- on any thread
 
     def _received(self, manifest: WeightManifest) -> dict[str, torch.Tensor]:
-        received = ShmReceiver().receive(manifest)  # refuses what did not come through shared memory
-        return self._model().checked({name: tensor.float().clone() for name, tensor in received})
+        tensors = received(manifest)  # refuses what was sent from device to device
+        return self._model().checked({name: tensor.float().clone() for name, tensor in tensors})

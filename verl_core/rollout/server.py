@@ -29,7 +29,7 @@ from verl_core.rollout.interface import Attempt, GateMode, Generation, RolloutEn
 from verl_core.rollout.named_actor import was_restarted
 from verl_core.rollout.server_state import DeviceReceiver, ServerState, Stage
 from verl_core.rollout.usage import ServerUsage, UsageMeter
-from verl_core.weights.interface import WeightManifest
+from verl_core.weights.interface import PULLED, WeightManifest
 from verl_core.weights.manifest import forget_current, read_current, write_current
 from verl_core.weights.sender import run_backend
 from verl_core.weights.shm import make_folder
@@ -241,7 +241,7 @@ class LLMServer:
 
     async def _update(self, manifest: WeightManifest) -> int:
         async with self._control, self._mortal():
-            if manifest.backend != "shm" and self._engine.version == manifest.version and not self._stale:
+            if manifest.backend not in PULLED and self._engine.version == manifest.version and not self._stale:
                 return manifest.version  # device transports have delivered it already, through `transfer`
             if manifest != self._applied:
                 await self._engine.stage_weights(manifest)
@@ -286,18 +286,19 @@ class LLMServer:
 
     async def _catch_up(self) -> None:
         """Load what was published last. A publication may overtake the reading: then read again."""
-        folder = Path(self._folder)
-        if self._restarted and not folder.is_dir():
-            self._outdated()  # another host than that of the first start: what was published is out of reach
-            return
-        make_folder(folder)
+        if run_backend(self._config, self._device) != "store":
+            folder = Path(self._folder)
+            if self._restarted and not folder.is_dir():
+                self._outdated()  # another host than that of the first start: what was published is out of reach
+                return
+            make_folder(folder)
         if self._forget:
-            forget_current(folder)
+            forget_current(self._folder)
         for attempt in range(_REREADS):
             manifest = read_current(self._folder)
             if manifest is None:
                 return
-            if manifest.backend != "shm":
+            if manifest.backend not in PULLED:
                 self._outdated()  # the weights are on the trainer's devices
                 return
             try:

@@ -48,7 +48,7 @@ def connect_devices(config: RunConfig, device: str, policy: PolicyGroup, servers
     """Give the policy a sender to the servers when weights go from device to device; nothing otherwise."""
     rollout = config.actor_rollout_ref.rollout
     backend = run_backend(config, device)
-    if backend == "shm":
+    if backend == "shm" or backend == "store":
         return
     address, port = policy.meeting_point() if backend == "nccl" else ("", 0)
     policy.use_sender(

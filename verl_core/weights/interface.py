@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 
 import torch
 
-Backend = Literal["shm", "ipc", "nccl"]
+Backend = Literal["shm", "ipc", "nccl", "store"]
+PULLED: frozenset[Backend] = frozenset({"shm", "store"})  # servers fetch what was published; the others are sent to
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,10 @@ class WeightManifest:
     Attributes:
         version: +1 at each publication; 0 is the start.
         backend: how to receive.
-        location: shm: folder holding one file per bucket; ipc / nccl: rendezvous string.
+        location: shm, store: folder or URL holding one file per bucket; ipc, nccl: rendezvous string.
         tensors: all of them, in sending order.
         bucket_bytes: size of each bucket.
-        checksums: per bucket, hex digest of its bytes (shm); empty for device transports, which check after the copy.
+        checksums: per bucket, hex digest of its bytes (shm, store); empty for device transports.
     """
 
     version: int

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from verl_core.errors import WeightError
-from verl_core.weights.interface import TensorSpec, WeightManifest
+from verl_core.errors import RecordError, WeightError
+from verl_core.record.storage import open_storage
+from verl_core.weights.interface import PULLED, TensorSpec, WeightManifest
 
 POINTER = "current"
 DTYPES: dict[str, torch.dtype] = {
@@ -60,7 +61,7 @@ def check_manifest(manifest: WeightManifest) -> None:
             raise WeightError(f"{spec.name} is said to be in bucket {spec.bucket} of {len(manifest.bucket_bytes)}")
         if spec.offset < 0 or spec.offset + nbytes(spec) > manifest.bucket_bytes[spec.bucket]:
             raise WeightError(f"{spec.name} reaches outside bucket {spec.bucket}")
-    if manifest.backend == "shm" and len(manifest.checksums) != len(manifest.bucket_bytes):
+    if manifest.backend in PULLED and len(manifest.checksums) != len(manifest.bucket_bytes):
         raise WeightError(f"{len(manifest.checksums)} checksums for {len(manifest.bucket_bytes)} buckets")
 
 
@@ -91,8 +92,12 @@ def from_dict(value: dict[str, Any]) -> WeightManifest:
     return manifest
 
 
-def write_current(folder: Path, manifest: WeightManifest) -> None:
-    """Flip the pointer: temporary file in the same folder, fsync, rename."""
+def write_current(folder: str | Path, manifest: WeightManifest) -> None:
+    """Flip the pointer. In a folder: temporary file beside it, fsync, rename; behind a URL one put."""
+    if _is_url(folder):
+        open_storage(folder).put(POINTER, json.dumps(to_dict(manifest)).encode())
+        return
+    folder = Path(folder)
     descriptor, name = tempfile.mkstemp(prefix=f".{POINTER}.", dir=folder)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -113,8 +118,8 @@ def read_current(folder: str | Path) -> WeightManifest | None:
         WeightError: the pointer is there but is not a manifest.
     """
     try:
-        text = (Path(folder) / POINTER).read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = _text(folder)
+    except (FileNotFoundError, RecordError):
         return None
     try:
         value = json.loads(text)
@@ -127,5 +132,18 @@ def read_current(folder: str | Path) -> WeightManifest | None:
 
 def forget_current(folder: str | Path) -> None:
     """Take the pointer away: what an earlier run of the same name published must not be served."""
+    if _is_url(folder):
+        open_storage(folder).remove(POINTER)
+        return
     with contextlib.suppress(FileNotFoundError):
         (Path(folder) / POINTER).unlink()
+
+
+def _text(folder: str | Path) -> str:
+    if _is_url(folder):
+        return open_storage(folder).get(POINTER).decode()
+    return (Path(folder) / POINTER).read_text(encoding="utf-8")
+
+
+def _is_url(folder: str | Path) -> bool:
+    return "://" in str(folder)

@@ -11,6 +11,7 @@ from verl_core.errors import ConfigError, WeightError
 from verl_core.weights.device import DeviceGroup, DeviceSender
 from verl_core.weights.interface import Backend, TensorSpec, WeightSender
 from verl_core.weights.shm import ShmSender
+from verl_core.weights.store import StoreSender
 
 
 class SenderOptions(TypedDict):
@@ -24,12 +25,20 @@ class SenderOptions(TypedDict):
 
 def run_backend(config: RunConfig, device: str) -> Backend:
     """The run's backend; see `backend_of`."""
+    if is_stored(config):
+        return "store"
     apart = config.trainer.v1.trainer_mode == "separate_async"
     return backend_of(config.actor_rollout_ref.rollout.update_weights_backend, device, apart)
 
 
-def backend_of(setting: Literal["auto", "shm", "ipc", "nccl"], device: str, apart: bool = False) -> Backend:
-    """`actor_rollout_ref.rollout.update_weights_backend` resolved: auto is shm on a CPU and ipc on GPUs.
+def is_stored(config: RunConfig) -> bool:
+    """Whether weights go through the run directory: when asked for, and between two Ray clusters."""
+    asked = config.actor_rollout_ref.rollout.update_weights_backend
+    return asked == "store" or (asked == "auto" and config.ray.mode == "split")
+
+
+def backend_of(setting: Literal["auto", "shm", "ipc", "nccl", "store"], device: str, apart: bool = False) -> Backend:
+    """`actor_rollout_ref.rollout.update_weights_backend` resolved: auto is shm on a CPU and ipc on GPUs of one cluster.
 
     Args:
         apart: servers have devices of their own; auto is nccl between GPUs then.
@@ -40,7 +49,7 @@ def backend_of(setting: Literal["auto", "shm", "ipc", "nccl"], device: str, apar
     if setting == "auto":
         between = "nccl" if apart else "ipc"
         return cast(Backend, between) if device == "cuda" else "shm"
-    if setting != "shm" and device != "cuda":
+    if setting in ("ipc", "nccl") and device != "cuda":
         raise ConfigError(
             f"actor_rollout_ref.rollout.update_weights_backend={setting} moves weights between GPUs, "
             f"but trainer.device is {device}: use shm or auto"
@@ -59,7 +68,7 @@ def sender_for(
 
     Args:
         bucket_bytes: rollout.update_weights_bucket_megabytes x 2**20.
-        folder: shm only: where to publish; `weights_folder(run)`.
+        folder: shm and store only: where to publish.
         group, specs: ipc and nccl only: who takes part, and what will be sent (`layout_of(state).tensors`).
     """
     if backend not in SENDERS:
@@ -73,10 +82,21 @@ def _shm(options: SenderOptions) -> WeightSender:
     return ShmSender(options["folder"], options["bucket_bytes"])
 
 
+def _store(options: SenderOptions) -> WeightSender:
+    if options["folder"] is None:
+        raise WeightError("the store backend needs the folder or URL to publish in")
+    return StoreSender(options["folder"], options["bucket_bytes"])
+
+
 def _device(options: SenderOptions) -> WeightSender:
     if options["group"] is None:
         raise WeightError("device backends need the group of ranks and servers")
     return cast(WeightSender, DeviceSender(options["group"], options["specs"], options["bucket_bytes"]))
 
 
-SENDERS: dict[Backend, Callable[[SenderOptions], WeightSender]] = {"shm": _shm, "ipc": _device, "nccl": _device}
+SENDERS: dict[Backend, Callable[[SenderOptions], WeightSender]] = {
+    "shm": _shm,
+    "store": _store,
+    "ipc": _device,
+    "nccl": _device,
+}

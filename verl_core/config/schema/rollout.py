@@ -59,8 +59,8 @@ class RolloutConfig:
     pause_timeout_s: longest time that a request may wait while generation is paused; async modes.
     max_num_seqs: requests that run together on a server; others wait their turn.
     scripted_delay_s: scripted only; seconds that a token takes.
-    update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs); `auto` = shm on a CPU, ipc on
-        GPUs.
+    update_weights_backend: `shm` (same host), `ipc` (same GPU), `nccl` (other GPUs), `store` (through the run
+        directory); `auto` = store with ray.mode=split, else shm on a CPU, and ipc or, in separate_async, nccl on GPUs.
     update_weights_bucket_megabytes: largest piece moved at once.
     """
 
@@ -85,7 +85,7 @@ class RolloutConfig:
     pause_timeout_s: float = 3600.0
     scripted_delay_s: float = 0.0
     scripted_lengths: ScriptedLengthsConfig = field(default_factory=ScriptedLengthsConfig)
-    update_weights_backend: Literal["auto", "shm", "ipc", "nccl"] = "auto"
+    update_weights_backend: Literal["auto", "shm", "ipc", "nccl", "store"] = "auto"
     update_weights_bucket_megabytes: int = 512
     val_kwargs: ValConfig = field(default_factory=ValConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)

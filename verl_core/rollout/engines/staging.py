@@ -17,8 +17,8 @@ from verl_core.deadline import Deadline
 from verl_core.errors import WeightError
 from verl_core.weights.expected import ExpectedWeights
 from verl_core.weights.interface import WeightManifest
+from verl_core.weights.receiving import mapped
 from verl_core.weights.segment import Segment
-from verl_core.weights.shm import ShmReceiver
 
 AT_ONCE_S = 0.01  # a small model is staged within the first question; generation may wait that long
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
@@ -91,7 +91,7 @@ class Staging:
         self._thread.shutdown(wait=False)
 
     def _receive(self, manifest: WeightManifest) -> _Held:
-        tensors, segments = ShmReceiver().mapped(manifest)
+        tensors, segments = mapped(manifest)
         held = _Held(manifest.version, tensors, segments)
         try:
             held.tensors = self._expected.check(tensors)
