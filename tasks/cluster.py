@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flytekit import task
 
-from tasks.connect import rendezvous_of
+from tasks.connect import rendezvous_of, run_of
 from tasks.literals import RolloutReport
 from tasks.place import is_local
 from tasks.ray_config import SUBMITTER, ray_config
@@ -57,6 +57,7 @@ def release(config: dict, after: int, rollout: RolloutReport) -> Released:
         close_trainer(typed)
     else:
         rendezvous_of(typed).stop()
+        run_of(typed).remove("weights")  # what ray.mode=split published
     return Released(after, rollout)
 
 

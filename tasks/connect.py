@@ -24,6 +24,7 @@ from verl_core.record.rundir import RunDir, file_sha256
 from verl_core.trainer.ray_session import start_ray
 
 if TYPE_CHECKING:  # seconds of imports that a graph's compilation and a refused configuration do without
+    from verl_core.trainer.away import Away
     from verl_core.trainer.ppo import PPOTrainer
 
 _AGAIN_S = 5.0
@@ -47,13 +48,15 @@ def trainer_of(config: dict, after: StageNote) -> Iterator[PPOTrainer]:
 
 
 @contextmanager
-def opened(config: RunConfig, check: Callable[[], None] = lambda: None) -> Iterator[PPOTrainer]:
-    """The same without a node before, and failures are raised as they are. `check`: see `Session`."""
+def opened(
+    config: RunConfig, check: Callable[[], None] = lambda: None, away: Away | None = None
+) -> Iterator[PPOTrainer]:
+    """The same without a node before, and failures are raised as they are. `check`, `away`: see `open_trainer`."""
     from verl_core.trainer.open import leave_trainer, open_trainer
 
     owner = None if is_local() else execution_name()
     try:
-        with connected(config), open_trainer(config, owner, check) as trainer:
+        with connected(config), open_trainer(config, owner, check, away) as trainer:
             yield trainer
     finally:
         if owner is not None:
@@ -63,7 +66,7 @@ def opened(config: RunConfig, check: Callable[[], None] = lambda: None) -> Itera
 @contextmanager
 def connected(config: RunConfig) -> Iterator[None]:
     """This process drives the run's Ray cluster inside the block; no work locally and in a RayJob of its own."""
-    if is_local() or config.ray.mode == "per_task":
+    if is_local() or config.ray.mode != "shared":
         yield
         return
     rendezvous = rendezvous_of(config)

@@ -21,14 +21,16 @@ DRIVER = Resources(cpu="1", mem="4Gi")  # a step's driver: tokenizer, data colum
 SUBMITTER = Resources(cpu="1", mem="1Gi")  # the pod that submits a RayJob and waits for it
 
 
-def ray_config(config: RayConfig, kind: type[C]) -> C:
+def ray_config(config: RayConfig, kind: type[C], pods: GroupConfig | None = None) -> C:
     """The Ray cluster of one task.
 
     Args:
         config: `ray.*`; a worker group of 0 replicas leaves all the work to the head.
         kind: RayTaskConfig or a subclass of it, which decides how the task runs locally.
+        pods: the worker group; default: ray.worker.
     """
-    workers = [_worker(config.worker)] if config.worker.replicas > 0 else []
+    group = pods or config.worker
+    workers = [_worker(group)] if group.replicas > 0 else []
     return kind(
         head_node_config=HeadNodeConfig(ray_start_params=_start_params(config.head), requests=_resources(config.head)),
         worker_node_config=workers,

@@ -17,7 +17,7 @@ from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from tasks.step_tasks import PER_TASK, SHARED
 from tasks.streaming import StreamingRayConfig
-from tasks.streams import rollout_stream, train_stream
+from tasks.streams import rollout_stream, rollout_stream_job, train_stream, train_stream_job
 from verl_core.config import RunConfig, to_dict
 from verl_core.config.names import ASYNC_MODES
 
@@ -55,9 +55,17 @@ def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: 
 
 def streams_graph(ready: RunConfig, literal: dict) -> tuple[Any, Any]:
     """Both sides of an asynchronous run; gives their outputs."""
-    meeting, extra = new_meeting(), {"timeout": limit(ready.ray)}
-    rollout = rollout_stream(config=literal, meeting=meeting).with_overrides(node_name="rollout-stream", **extra)
-    return rollout, train_stream(config=literal, meeting=meeting).with_overrides(node_name="train-stream", **extra)
+    generate, train, given = rollout_stream, train_stream, {"config": literal, "meeting": new_meeting()}
+    sizes: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    if ready.ray.mode == "split":
+        generate, train = rollout_stream_job, train_stream_job
+        sizes = (
+            {"task_config": ray_config(ready.ray, StreamingRayConfig, ready.ray.rollout)},
+            {"task_config": ray_config(ready.ray, StreamingRayConfig)},
+        )
+    extra = {"timeout": limit(ready.ray)}
+    rollout = generate(**given).with_overrides(node_name="rollout-stream", **extra, **sizes[0])
+    return rollout, train(**given).with_overrides(node_name="train-stream", **extra, **sizes[1])
 
 
 def steps_graph(ready: RunConfig, literal: dict) -> Any:

@@ -15,22 +15,27 @@ from ray.exceptions import RayError
 from verl_core.config.schema import RunConfig
 from verl_core.engine.worker_group import PolicyGroup
 from verl_core.errors import VerlError
+from verl_core.record.rundir import RunDir
 from verl_core.reward.workers import RewardWorkers
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
+from verl_core.rollout.remote import RemoteAgents, RemoteServers
 from verl_core.rollout.servers import Servers
+from verl_core.trainer.away import Away
 from verl_core.trainer.device_weights import connect_devices
 from verl_core.trainer.ground import Ground
 from verl_core.trainer.placement import place
-from verl_core.trainer.ray_session import namespace_of
+from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trajectory import Prompt
 from verl_core.transfer.host import StoreHost
 from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.memory import MemoryStore
 from verl_core.transfer.tq_store import TransferQueueStore
 from verl_core.weights import shm
+from verl_core.weights.sender import is_stored
 
 logger = logging.getLogger(__name__)
+_Connected = tuple["Agents", tuple[TrajectoryStore, TrajectoryStore]]  # agents, and this process' stores
 
 
 class Agents(Protocol):
@@ -84,18 +89,24 @@ class RunActors:
                     stack.callback(part.shutdown)
 
 
-def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], weights_folder: str) -> RunActors:
+def launch_actors(
+    config: RunConfig, total_steps: int, sources: Sequence[str], weights_folder: str, away: Away | None = None
+) -> RunActors:
     """Attach to the run's actors where they live, launch the rest. Needs a Ray connection.
+
+    Args:
+        weights_folder: where the policy publishes.
+        away: the rollout side, when another Ray cluster has it.
 
     Raises:
         ConfigError, ResourceError: the devices cannot be had; nothing was started.
         DeadlineExceeded: a part did not come up within trainer.init_timeout_s.
         VerlError: the first that kept a part from starting.
     """
-    placement = place(config)
+    placement = place(config, "all" if away is None else "trainer")
     ground = Ground(namespace_of(config), weights_folder, placement)
     with ThreadPoolExecutor(6, "launch") as pool:
-        launch = _begin(pool, config, total_steps, sources, ground)
+        launch = _begin(pool, config, total_steps, sources, ground, away)
         try:
             for part in as_completed(launch.parts()):
                 part.result()
@@ -111,7 +122,10 @@ def launch_actors(config: RunConfig, total_steps: int, sources: Sequence[str], w
 
 
 def weights_folder(config: RunConfig) -> str:
-    """Where weights are published for servers of this host: shared memory, one folder per run."""
+    """Where weights are published: in shared memory for servers of this host, one folder per run; in the run directory
+    for those that are elsewhere."""
+    if is_stored(config):
+        return RunDir(run_root(config)).url("weights")
     return str(shm.weights_folder(namespace_of(config)))
 
 
@@ -121,10 +135,10 @@ class _Launch:
 
     policy: Future[PolicyGroup]
     servers: Future[Servers]
-    lent: Future[Servers | None]
-    scorer: Future[RewardWorkers]
     host: Future[StoreHost | None]
-    agents: Future[tuple[Agents, tuple[TrajectoryStore, TrajectoryStore]]]
+    agents: Future[_Connected]
+    scorer: Future[RewardWorkers]
+    lent: Future[Servers | None]
 
     def parts(self) -> list[Future[Any]]:
         """All of them."""
@@ -151,22 +165,51 @@ class _Launch:
 
 
 def _begin(
-    pool: ThreadPoolExecutor, config: RunConfig, total_steps: int, sources: Sequence[str], ground: Ground
+    pool: ThreadPoolExecutor,
+    config: RunConfig,
+    total_steps: int,
+    sources: Sequence[str],
+    ground: Ground,
+    away: Away | None,
 ) -> _Launch:
     namespace, folder, placement = ground.namespace, ground.weights_folder, ground.placement
-    device, count = placement.device, placement.num_servers
+    policy = pool.submit(
+        PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, placement.device
+    )
+    scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
+    lent = pool.submit(_lent, config, ground)
+    if away is not None:
+        return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent)
     host = pool.submit(_host, config, namespace)
     return _Launch(
-        policy=pool.submit(
-            PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, device
-        ),
-        servers=pool.submit(
-            Servers.attach_or_launch, config, namespace, folder, device, placement.server, num_servers=count
-        ),
-        lent=pool.submit(_lent, config, ground),
-        scorer=pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources),
+        policy=policy,
+        servers=pool.submit(_servers, config, ground),
         host=host,
         agents=pool.submit(lambda: _agents(config, namespace, host.result())),
+        scorer=scorer,
+        lent=lent,
+    )
+
+
+def _far(
+    pool: ThreadPoolExecutor, config: RunConfig, away: Away
+) -> tuple[Future[Servers], Future[StoreHost | None], Future[_Connected]]:
+    """What stands for a rollout side in another cluster; nothing is started."""
+    client = away.client()
+    servers: Future[Servers] = pool.submit(lambda: RemoteServers(config, client))
+    host: Future[StoreHost | None] = pool.submit(lambda: None)
+    return servers, host, pool.submit(lambda: (RemoteAgents(client), away.stores(config)))
+
+
+def _servers(config: RunConfig, ground: Ground) -> Servers:
+    placement = ground.placement
+    return Servers.attach_or_launch(
+        config,
+        ground.namespace,
+        ground.weights_folder,
+        placement.device,
+        placement.server,
+        num_servers=placement.num_servers,
     )
 
 
@@ -203,9 +246,7 @@ def _stores(config: RunConfig, host: StoreHost | None) -> tuple[TrajectoryStore,
     return TransferQueueStore.join(host.endpoint, timeout), TransferQueueStore.join(host.endpoint, timeout)
 
 
-def _agents(
-    config: RunConfig, namespace: str, host: StoreHost | None
-) -> tuple[Agents, tuple[TrajectoryStore, TrajectoryStore]]:
+def _agents(config: RunConfig, namespace: str, host: StoreHost | None) -> _Connected:
     """Without servers yet, so that they start beside them."""
     stores = _stores(config, host)
     if host is None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_core.deadline import Deadline
+from verl_core.record.storage import open_storage
 from verl_core.rollout import named_actor
-from verl_core.trainer.placement import Placement, group_name
+from verl_core.trainer.placement import PARTS, Placement, group_name
 from verl_core.trainer.reservation import release
 
 _CLEAR_S = 60.0
@@ -20,7 +21,7 @@ _CLEAR_S = 60.0
 class Ground:
     """Attributes:
     namespace: of the run's actors.
-    weights_folder: where rank 0 publishes, on its host.
+    weights_folder: where rank 0 publishes, on its host or behind a URL.
     placement: the reserved devices.
     """
 
@@ -36,7 +37,8 @@ class Ground:
             DeadlineExceeded: an actor, or the host of rank 0, did not answer.
         """
         with contextlib.ExitStack() as stack:
-            stack.callback(release, group_name(self.namespace))
+            for part in PARTS:
+                stack.callback(release, group_name(self.namespace, part))
             stack.callback(self._delete_weights)
             stack.callback(named_actor.remove_all, self.namespace, _CLEAR_S)
 
@@ -44,6 +46,10 @@ class Ground:
         """By a task on the host of rank 0: rank 0 itself may be dead, and this process may be on another host."""
         import ray
 
+        if "://" in self.weights_folder:
+            root, _, name = self.weights_folder.rpartition("/")
+            open_storage(root).remove(name)
+            return
         deadline = Deadline(f"{self.weights_folder} to be deleted on the host of rank 0", _CLEAR_S)
         remove: Any = ray.remote(shutil.rmtree)
         options = {"max_retries": 0, **self.placement.host}

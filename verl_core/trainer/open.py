@@ -19,6 +19,7 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.registry import check_sources
 from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
+from verl_core.trainer.away import Away
 from verl_core.trainer.feed import PromptFeed, feed_plan
 from verl_core.trainer.lending import Lending
 from verl_core.trainer.lent_devices import LentDevices
@@ -48,7 +49,10 @@ _OPEN: dict[str, _Held] = {}
 
 @contextlib.contextmanager
 def open_trainer(
-    config: RunConfig, owner: str | None = None, check: Callable[[], None] = lambda: None
+    config: RunConfig,
+    owner: str | None = None,
+    check: Callable[[], None] = lambda: None,
+    away: Away | None = None,
 ) -> Iterator[PPOTrainer]:
     """The run's trainer. It stays open when the block ends: `close_trainer` ends the run's actors, `leave_trainer`
     does not.
@@ -57,6 +61,7 @@ def open_trainer(
         owner: name under which several processes may hold the run together (a Flyte execution id); None = this one
             only.
         check: see Session.
+        away: the rollout side, when another Ray cluster has it.
 
     Raises:
         ConfigError, DataError, ModelError, RewardError: before Ray starts.
@@ -67,7 +72,7 @@ def open_trainer(
         close_trainer(config)
     if key not in _OPEN:
         with contextlib.ExitStack() as stack:
-            trainer, actors = _open(config, owner, stack)
+            trainer, actors = _open(config, owner, away, stack)
             _OPEN[key] = _Held(trainer, actors, stack.pop_all())
     _OPEN[key].trainer.session.check = check
     yield _OPEN[key].trainer
@@ -110,7 +115,9 @@ def lent_devices(
     return LentDevices(lending, actors.servers, actors.lent, actors.agents)
 
 
-def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tuple[PPOTrainer, RunActors]:
+def _open(
+    config: RunConfig, owner: str | None, away: Away | None, own: contextlib.ExitStack
+) -> tuple[PPOTrainer, RunActors]:
     trainer_cls = get_trainer_cls(config.trainer.v1.trainer_mode)
     run = RunDir(run_root(config))
     lock = own.enter_context(OwnerLock.acquire(run, owner))
@@ -128,7 +135,7 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
     journal = own.enter_context(contextlib.closing(Journal(run)))
     sinks = own.enter_context(open_sinks(config, run, total, done))
     start_ray(config)
-    actors = launch_actors(config, total, sources, weights_folder(config))
+    actors = launch_actors(config, total, sources, weights_folder(config), away)
     own.callback(actors.leave)
     guard = own.enter_context(contextlib.ExitStack())
     guard.callback(actors.shutdown)  # until the run is open
@@ -170,6 +177,7 @@ def _open(config: RunConfig, owner: str | None, own: contextlib.ExitStack) -> tu
         lock=lock,
         lent=lent_devices(config, actors, files.lending(done), checkpoint),
         on_policy=trainer_cls.on_policy,
+        ahead=trainer_cls.ahead,
         overlaps=trainer_cls.overlaps,
     )
     record_opening(run, config, start)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError, ResourceError
@@ -19,6 +19,8 @@ from verl_core.trainer.ray_session import namespace_of
 from verl_core.trainer.reservation import reserve
 
 ActorOptions = Callable[[int], dict[str, Any]]
+Part = Literal["all", "trainer", "rollout"]  # of a run that is in this Ray cluster
+PARTS: tuple[Part, ...] = ("all", "trainer", "rollout")
 _POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4  # of one device; Ray only counts, memory is shared by sleeping and waking
 _PIN = 0.001  # of the resource that every Ray node has under its own address: takes nothing, names the node
 
@@ -54,35 +56,39 @@ class Placement:
     num_lent: int = 0
 
 
-def group_name(namespace: str) -> str:
+def group_name(namespace: str, part: Part = "all") -> str:
     """Of the run's placement group."""
-    return f"devices-{namespace}"
+    return f"devices-{namespace}" if part == "all" else f"devices-{namespace}-{part}"
 
 
-def place(config: RunConfig) -> Placement:
+def place(config: RunConfig, part: Part = "all") -> Placement:
     """Check that the devices exist, reserve them or find them reserved, and say who sits where.
+
+    Args:
+        part: which part of the run this Ray cluster is for; what belongs to another part is not placed.
 
     Raises:
         ConfigError: servers of several devices.
         ResourceError: fewer devices than trainer.nnodes x trainer.n_gpus_per_node, or servers that do not divide them.
     """
-    device, ranks = device_of(config), config.world_size
-    _require(config, ranks, device)
+    device, ranks = device_of(config), 0 if part == "rollout" else config.world_size
+    alone = 0 if part == "trainer" else rollout_devices(config)
+    _require(config, ranks, alone if device == "cuda" else 0, device)
     servers = _servers(config, ranks, device)
     if device == "cuda" and _lent(config):
         raise ConfigError(
             "trainer.v1.separate_async.hybrid_rollout.enable_switch: lending GPUs needs two ways for weights at once, "
             "inside a device and between devices, which is not supported yet. Set it to false"
         )
-    name, limit = group_name(namespace_of(config)), config.trainer.init_timeout_s
+    name, limit = group_name(namespace_of(config), part), config.trainer.init_timeout_s
     if device == "cpu":
         group = reserve(name, [_pin()], one_node=True, timeout_s=limit)
         here = _at(group, 0, 0.0)
         return Placement(device, group, lambda _: here, lambda _: here, here, servers, lambda _: here, _lent(config))
-    alone = rollout_devices(config)
     bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone)
     group = reserve(name, bundles, one_node=config.trainer.nnodes == 1 and not alone, timeout_s=limit)
-    first, policy_share, server_share = (ranks, 1.0, 1.0) if alone else (0, _POLICY_SHARE, _SERVER_SHARE)
+    apart = rollout_devices(config) > 0
+    first, policy_share, server_share = (ranks, 1.0, 1.0) if apart else (0, _POLICY_SHARE, _SERVER_SHARE)
     return Placement(
         device,
         group,
@@ -106,10 +112,10 @@ def rollout_devices(config: RunConfig) -> int:
     return config.num_devices - config.world_size
 
 
-def _require(config: RunConfig, ranks: int, device: str) -> None:
-    """Raise ResourceError unless there are as many devices as ranks: on one node for a run on one node."""
+def _require(config: RunConfig, ranks: int, alone: int, device: str) -> None:
+    """Raise ResourceError unless there are as many devices as ranks, on one node for a run on one node, and as those
+    that only serve."""
     have = [_amount(node, "GPU" if device == "cuda" else "CPU") for node in _nodes()]
-    alone = rollout_devices(config) if device == "cuda" else 0
     if alone and ranks + alone > sum(have):
         raise ResourceError(
             f"the trainer's {ranks} devices and the rollout's {alone} (actor_rollout_ref.rollout.nnodes x "

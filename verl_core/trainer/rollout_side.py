@@ -12,14 +12,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+from ray.util import get_node_ip_address
+
 from verl_core.config.schema import RunConfig
 from verl_core.errors import RolloutError, StreamFailed
 from verl_core.record.link import Link
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ, worker_names
 from verl_core.rollout.named_actor import find
+from verl_core.rollout.remote import port_of
 from verl_core.rollout.servers import Servers
 from verl_core.rollout.usage import ServerUsage
 from verl_core.trainer.actors import store_host, weights_folder
+from verl_core.trainer.away import Away
 from verl_core.trainer.ground import Ground
 from verl_core.trainer.placement import place
 from verl_core.trainer.ray_session import namespace_of
@@ -63,7 +67,7 @@ class RolloutSide:
             ConfigError, ResourceError: the devices cannot be had; nothing was started.
             VerlError: what kept a part from starting; all were ended.
         """
-        placement, folder = place(config), weights_folder(config)
+        placement, folder = place(config, "rollout" if config.ray.mode == "split" else "all"), weights_folder(config)
         ground = Ground(namespace_of(config), folder, placement)
         space, device, count = ground.namespace, placement.device, placement.num_servers
         with ThreadPoolExecutor(2, "launch") as pool:
@@ -149,7 +153,18 @@ def supervise(config: RunConfig, link: Link) -> RolloutReport:
     meter = Meter()
     side = RolloutSide.attach_or_launch(config)
     watch = side.watch(config)
-    link.ready()
+    with contextlib.ExitStack() as open_while_supervised:
+        offer = {}
+        if config.ray.mode == "split":
+            port = open_while_supervised.enter_context(port_of(side.servers, side.agents, get_node_ip_address()))
+            offer = Away(port.address, side.host.endpoint).to_offer()
+        link.ready(offer)
+        _stand_by(config, link, side, watch, meter)
+    meter.read(side.servers.usage(), {})
+    return meter.report()
+
+
+def _stand_by(config: RunConfig, link: Link, side: RolloutSide, watch: Watch, meter: Meter) -> None:
     link.wait(config.ray.up_timeout_s, "starting", "ready", "done")
     while not link.over():
         link.check()
@@ -161,8 +176,6 @@ def supervise(config: RunConfig, link: Link) -> RolloutReport:
             raise
         link.tell(meter.read(side.servers.usage(), answers))
         time.sleep(LOOK_S)
-    meter.read(side.servers.usage(), {})
-    return meter.report()
 
 
 def _trainer_is_done(link: Link, lost: RolloutError) -> bool:
