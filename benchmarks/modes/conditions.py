@@ -42,9 +42,9 @@ class Conditions:
     median: int = 8
     train_tokens_per_s: float = 145.0
     forward_share: float = 1 / 3
-    steps: int = 28
+    steps: int = 24
     first: int = 4
-    last: int = 23
+    last: int = 19
     warmup_batches: float = 2.0
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     rollout_devices: int = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,10 +29,13 @@ _VLLM_S = 90.0
 
 def main() -> None:
     """Measure, judge, write."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--side-by-side", type=int, default=room(), help="runs at a time; what memory allows")
+    asked = arguments.parse_args()
     shutil.rmtree(ROOT, ignore_errors=True)
     ROOT.mkdir(parents=True)
     config_of(Run("sync", 1), CONDITIONS, ROOT)  # makes prompts and start policy once, before the runs look for them
-    rounds = _rounds(room())
+    rounds = _rounds(asked.side_by_side)
     progress = Progress([_expected_s(runs) for runs in rounds] + [_VLLM_S] * len(real_vllm.CONFIGS))
     loads = [execute(runs, ROOT, progress, number) for number, runs in enumerate(rounds)]
     vllm = {}
@@ -46,7 +51,13 @@ def _rounds(side_by_side: int) -> list[list[Run]]:
     modes: list[tuple[Mode, int]] = [("sync", 0), ("colocate_async", 0), ("separate_async", CONDITIONS.rollout_devices)]
     series = [[Run(mode, seed, rollout) for seed in CONDITIONS.seeds] for mode, rollout in modes]
     series.append([Run("sync", seed, CONDITIONS.rollout_devices, SPLIT_STEPS) for seed in SPLIT_SEEDS])
-    return [runs[at : at + side_by_side] for runs in series for at in range(0, len(runs), side_by_side)]
+    return [part for runs in series for part in _even_parts(runs, side_by_side)]
+
+
+def _even_parts(runs: list[Run], most: int) -> list[list[Run]]:
+    """As few parts as have at most `most` runs, of sizes that differ by one at most."""
+    count = math.ceil(len(runs) / most)
+    return [runs[part * len(runs) // count : (part + 1) * len(runs) // count] for part in range(count)]
 
 
 def _expected_s(runs: Sequence[Run]) -> float:
