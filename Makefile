@@ -27,7 +27,7 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page oracle bench-core bench-modes package register-dry-run clean
+.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page oracle bench-core bench-modes simulate package register-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -102,6 +102,9 @@ bench-core: env ## the costs of the core, out/bench_core.json
 
 bench-modes: env ## three modes on simulated devices, out/bench_modes.json and .html; some 30 minutes
 	$(PY) -m benchmarks.modes.main
+
+simulate: env ## the trainer under a virtual clock, out/simulate.json and .html; some 6 minutes
+	$(PY) -m benchmarks.simulate
 
 package: env ## package the workflows for a cluster, out/flyte-package.tgz
 	@mkdir -p out
