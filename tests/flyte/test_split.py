@@ -14,10 +14,32 @@ from tests.flyte.propeller import NodeFailed, Package, Propeller
 from tests.flyte.test_propeller import TRAIN, by_node, inputs, job_of, literals
 from tests.rollout.local import bound_s
 from verl_core.config import resolve, to_dict
+from verl_core.trainer.evaluate import in_one_cluster
 from verl_core.trainer.run import ready, train
 
 ROLLOUT, TRAINER = "tasks.streams.rollout_stream_job", "tasks.streams.train_stream_job"
 ON_POLICY = ("trainer.v1.sampler.max_off_policy_threshold=0", "trainer.v1.separate_async.num_warmup_batches=0")
+
+
+def test_an_evaluation_needs_one_cluster() -> None:
+    """Its settings are those of a run that resolves, on the devices of the trainer's cluster."""
+    overrides = [
+        "ray.mode=split",
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.device=cuda",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.nnodes=2",
+        "ray.worker.gpu=1",
+        "ray.rollout.gpu=2",
+        "trainer.v1.buffer.max_groups=64",
+    ]
+    config = resolve({"defaults": ["scripted"]}, overrides).config
+    assert (config.world_size, config.num_devices) == (1, 3)
+    alone = in_one_cluster(config)
+    assert resolve(to_dict(alone)).config == alone
+    assert (alone.num_devices, alone.trainer.v1.trainer_mode, alone.ray.mode) == (1, "sync", "shared")
+    shared = resolve({"defaults": ["scripted"]}).config
+    assert in_one_cluster(shared) == shared
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 
 from verl_core.config import RunConfig, from_dict, to_dict
+from verl_core.config.schema import GroupConfig, V1Config
 from verl_core.errors import DataError
 from verl_core.record.checkpoints import content_digest
 from verl_core.trainer.open import close_trainer, open_trainer
@@ -30,7 +31,7 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
             "there is no validation set to evaluate on. Name its files in data.val_files, or with data.prepare give "
             "data.prepare.val_size."
         )
-    apart = from_dict(to_dict(config))
+    apart = in_one_cluster(config)
     apart.trainer.experiment_name += f"-eval-{folder_name(config, checkpoint)}"
     apart.trainer.resume_mode = "resume_path" if checkpoint else "auto"
     apart.trainer.resume_from_path = checkpoint
@@ -41,6 +42,16 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
             return trainer.validate(step)
     finally:
         close_trainer(apart)
+
+
+def in_one_cluster(config: RunConfig) -> RunConfig:
+    """A copy of the settings under which one Ray cluster is enough: an evaluation has no second one to talk to."""
+    copy = from_dict(to_dict(config))
+    if copy.ray.mode == "split":  # there the servers have devices that the trainer's cluster lacks: they share its own
+        copy.ray.mode, copy.trainer.v1 = "shared", V1Config(buffer=copy.trainer.v1.buffer)
+        copy.trainer.v1.buffer.max_groups = copy.trainer.v1.buffer.max_megabytes = None
+        copy.actor_rollout_ref.rollout.nnodes, copy.ray.rollout = 0, GroupConfig()
+    return copy
 
 
 def folder_name(config: RunConfig, checkpoint: str) -> str:
