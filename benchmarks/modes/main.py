@@ -17,7 +17,7 @@ from benchmarks.modes.conditions import CONDITIONS, Mode, Run
 from benchmarks.modes.measure import Measured, measured
 from benchmarks.modes.one import config_of
 from benchmarks.modes.page import page
-from benchmarks.modes.side_by_side import Progress, execute, room
+from benchmarks.modes.side_by_side import Progress, execute, room, whole
 from benchmarks.modes.summary import mechanisms, of_mode, times, within_interval
 
 ROOT = OUT / "modes"
@@ -31,19 +31,23 @@ def main() -> None:
     """Measure, judge, write."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--side-by-side", type=int, default=room(), help="runs at a time; what memory allows")
+    arguments.add_argument("--resume", action="store_true", help="keep the runs of an earlier call that are whole")
     asked = arguments.parse_args()
-    shutil.rmtree(ROOT, ignore_errors=True)
-    ROOT.mkdir(parents=True)
+    if not asked.resume:
+        shutil.rmtree(ROOT, ignore_errors=True)
+    ROOT.mkdir(parents=True, exist_ok=True)
     config_of(Run("sync", 1), CONDITIONS, ROOT)  # makes prompts and start policy once, before the runs look for them
     rounds = _rounds(asked.side_by_side)
     progress = Progress([_expected_s(runs) for runs in rounds] + [_VLLM_S] * len(real_vllm.CONFIGS))
-    loads = [execute(runs, ROOT, progress, number) for number, runs in enumerate(rounds)]
+    for number, runs in enumerate(rounds):
+        if open_runs := [run for run in runs if not whole(run, ROOT)]:
+            execute(open_runs, ROOT, progress, number)
     vllm = {}
     for number, mode in enumerate(real_vllm.CONFIGS, start=len(rounds)):
         progress.say(number, 0.0, f"real vLLM, {mode}")
         vllm[mode] = real_vllm.execute(mode, ROOT)
     found = [measured(run, CONDITIONS, ROOT) for runs in rounds for run in runs]
-    _write(found, vllm, loads)
+    _write(found, vllm)
 
 
 def _rounds(side_by_side: int) -> list[list[Run]]:
@@ -64,7 +68,7 @@ def _expected_s(runs: Sequence[Run]) -> float:
     return _START_S + max(run.total_steps(CONDITIONS) * _STEP_S[run.mode] for run in runs)
 
 
-def _write(found: Sequence[Measured], vllm: Mapping[str, Mapping[str, float]], loads: Sequence[Any]) -> None:
+def _write(found: Sequence[Measured], vllm: Mapping[str, Mapping[str, float]]) -> None:
     by_mode = _by_mode(found)
     modes = {mode: of_mode(runs) for mode, runs in by_mode.items()}
     seconds = {mode: times(runs) for mode, runs in by_mode.items()}
@@ -80,7 +84,7 @@ def _write(found: Sequence[Measured], vllm: Mapping[str, Mapping[str, float]], l
         "speedup": speedup,
         "vllm": vllm,
         "vllm_text": " ".join((real_vllm.__doc__ or "").split("\n\n")[-1].split()),
-        "machine": {"cores": os.cpu_count(), "rounds": list(loads)},
+        "machine": {"cores": os.cpu_count()},
         "runs": [_row(run) for run in found],
     }
     goals = _goals(modes, speedup, by_mode)

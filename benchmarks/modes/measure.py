@@ -60,7 +60,8 @@ class Measured:
         discarded_share: of the sampled tokens, those that were not trained on; `dropped` groups by reason.
         staleness: groups by staleness.
         rewards: mean score of each step; `ends` when it was done, seconds since the start.
-        late_s: seconds that the real update took beyond the simulated one.
+        load: the machine's load average over a minute, mean over the ends of steps.
+    late_s: seconds that the real update took beyond the simulated one.
         real_share: real seconds of training, as a share of the simulated ones.
     """
 
@@ -72,6 +73,7 @@ class Measured:
     staleness: dict[int, int]
     rewards: list[float]
     ends: list[float]
+    load: float
     late_s: float
     real_share: float
 
@@ -107,6 +109,7 @@ def measured(run: Run, conditions: Conditions, root: Path) -> Measured:
         staleness=dict(sorted(_staleness(rows).items())),
         rewards=[row["critic/score/mean"] for row in numbers],
         ends=[mark["wall_s"] for mark in marks[1:]],
+        load=fmean(mark["load"] for mark in marks),
         late_s=marks[-1]["late_s"],
         real_share=marks[-1]["real_s"] / marks[-1]["paced_s"],
     )

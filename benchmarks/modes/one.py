@@ -24,7 +24,7 @@ from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.run import ready
 
 MARKS, READY, GO = "marks.json", "ready", "go"
-_GO_WITHIN_S = 900.0
+_GO_WITHIN_S = 1200.0
 
 
 def config_of(run: Run, conditions: Conditions, root: Path) -> RunConfig:
@@ -72,6 +72,7 @@ def _mark(trainer: PPOTrainer, policy: PacedPolicy, step: int, began: float) -> 
     usage = {name: asdict(account) for name, account in trainer.session.servers.usage().items()}
     return {
         "step": step,
+        "load": os.getloadavg()[0],
         "wall_s": time.monotonic() - began,
         "paced_s": policy.paced_s,
         "real_s": policy.real_s,

@@ -3,7 +3,7 @@ benchmark with the end of its log."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +16,7 @@ from benchmarks.modes.conditions import CONDITIONS, Run
 from benchmarks.modes.one import GO, MARKS, READY
 
 _GB_OF_A_RUN = 3.2  # its processes together, pages that they share counted once
-_START_LIMIT_S, _LOOK_S, _SAY_S = 600.0, 1.0, 20.0
+_START_LIMIT_S, _LOOK_S, _SAY_S = 1200.0, 1.0, 20.0
 
 
 def room() -> int:
@@ -50,11 +50,13 @@ class Progress:
         print(f"bench-modes: {text}, {now - self._began:.0f} s, about {left:.0f} s left", flush=True)
 
 
-def execute(round_runs: Sequence[Run], root: Path, progress: Progress, number: int) -> dict[str, float]:
-    """Start the runs, let them begin together, wait for their ends.
+def whole(run: Run, root: Path) -> bool:
+    """Whether the run was done by an earlier call."""
+    return (root / run.name / MARKS).exists()
 
-    Returns:
-        The machine's load averages over one minute when they began and when they ended.
+
+def execute(round_runs: Sequence[Run], root: Path, progress: Progress, number: int) -> None:
+    """Start the runs, let them begin together, wait for their ends. What an earlier call left of them is removed.
 
     Raises:
         RuntimeError: a run failed, or did not get ready in time.
@@ -63,7 +65,6 @@ def execute(round_runs: Sequence[Run], root: Path, progress: Progress, number: i
     processes = {run: _start(run, root) for run in round_runs}
     try:
         _until_ready(processes, root, progress, number)
-        before = os.getloadavg()[0]
         (root / GO).touch()
         while any(process.poll() is None for process in processes.values()):
             _refuse_failure(processes, root)
@@ -73,7 +74,6 @@ def execute(round_runs: Sequence[Run], root: Path, progress: Progress, number: i
             progress.say(number, min(share, 0.99), f"{len(processes)} runs, {slowest.name} at {100 * min(done):.0f}%")
             time.sleep(_LOOK_S)
         _refuse_failure(processes, root)
-        return {"load_before": before, "load_after": os.getloadavg()[0]}
     finally:
         for process in processes.values():
             if process.poll() is None:
@@ -81,7 +81,9 @@ def execute(round_runs: Sequence[Run], root: Path, progress: Progress, number: i
 
 
 def _start(run: Run, root: Path) -> subprocess.Popen[bytes]:
-    (root / f"{run.name}.{READY}").unlink(missing_ok=True)
+    shutil.rmtree(root / run.name, ignore_errors=True)
+    for left in (root / f"{run.name}.{READY}", _log(run, root)):
+        left.unlink(missing_ok=True)
     asked = [run.mode, run.seed, run.rollout, run.total_steps(CONDITIONS), root]
     return runs.start([sys.executable, "-m", "benchmarks.modes.one", *map(str, asked)], _log(run, root))
 

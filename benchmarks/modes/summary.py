@@ -25,6 +25,7 @@ NUMBERS: dict[str, Number] = {
     "staleness_mean": lambda m: sum(age * count for age, count in m.staleness.items()) / sum(m.staleness.values()),
     "staleness_max": lambda m: float(max(m.staleness)),
     "reward_end": lambda m: reward_end(m),
+    "machine_load": lambda m: m.load,
     "late_s": lambda m: m.late_s,
     "real_share_of_training": lambda m: m.real_share,
 }

@@ -203,7 +203,7 @@ def measured(mode: str, rewards: list[float], **span: float) -> Measured:
     whole = Span(**{**values, **span})
     rollout = 3 if mode == "separate_async" else 0
     ends = [10.0 * step for step in range(1, len(rewards) + 1)]
-    return Measured(Run(mode, 1, rollout), whole, whole, 0.0, {}, {0: 3, 2: 1}, rewards, ends, 0.0, 0.1)  # type: ignore[arg-type]
+    return Measured(Run(mode, 1, rollout), whole, whole, 0.0, {}, {0: 3, 2: 1}, rewards, ends, 1.0, 0.0, 0.1)  # type: ignore[arg-type]
 
 
 def test_seconds_of_a_step_and_their_mechanisms_add_up() -> None:
