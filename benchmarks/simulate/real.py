@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.runs import LIMIT_S, finish, start
+from benchmarks.runs import LIMIT_S, finish, kill, start
 from benchmarks.simulate.devices import ServerSpeed, TrainerSpeed
 from benchmarks.simulate.lengths import Empirical
 from benchmarks.simulate.run import Setup
@@ -111,6 +111,7 @@ def overrides(mode: str, folder: Path) -> list[str]:
         f"{_ROLLOUT}.scripted_lengths.p99={P99}",
         f"{_ROLLOUT}.scripted_lengths.cap={CAP}",
         f"trainer.total_training_steps={STEPS[mode]}",
+        "trainer.init_timeout_s=900",
         f"trainer.default_local_dir={folder}",
         f"trainer.experiment_name={mode}",
     ]
@@ -123,10 +124,15 @@ def measure(folder: Path) -> dict[str, Measured]:
         RuntimeError: a run failed; carries the end of its log.
     """
     running = {"sync": _begin("sync", folder)}
-    for mode in ("colocate_async", "separate_async"):
-        running[mode] = _begin(mode, folder)
-        finish(running[mode], folder / f"{mode}.log", LIMIT_S)
-    finish(running["sync"], folder / "sync.log", LIMIT_S)
+    try:
+        for mode in ("colocate_async", "separate_async"):
+            running[mode] = _begin(mode, folder)
+            finish(running[mode], folder / f"{mode}.log", LIMIT_S)
+        finish(running["sync"], folder / "sync.log", LIMIT_S)
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                kill(process)
     return {mode: _read(folder / f"{mode}.json") for mode in STEPS}
 
 
