@@ -23,7 +23,7 @@ from verl_core.transfer.staleness import Wait
 from verl_core.transfer.tq_store import TransferQueueStore
 
 SPACE = "verl-test-transfer-mortal"
-CONFIG = BufferConfig(num_storage_units=2)  # every limit as users have it: a lease alone is 900 s
+CONFIG = BufferConfig(num_storage_units=2, call_timeout_s=10.0)  # a lease is 900 s, as users have it
 
 
 def bound_of(fault: str) -> float:
