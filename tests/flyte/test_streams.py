@@ -15,14 +15,14 @@ import pytest
 from tasks.rendezvous import Pulse, Rendezvous
 from tests.flyte.propeller import EXECUTION, Literals, NodeFailed, Package, Propeller
 from tests.flyte.test_cli import pyflyte_run
-from tests.flyte.test_propeller import TRAIN, address, by_node, dynamic_job, inputs, literals
+from tests.flyte.test_propeller import TRAIN, address, by_node, dynamic_job, head, inputs, literals
 from tests.rollout.local import bound_s
 from verl_core.config import RunConfig, resolve, to_dict
 from verl_core.record.rundir import RunDir
 from verl_core.trainer.ray_session import namespace_of
 from verl_core.trainer.run import ready
 
-__all__ = ["address"]
+__all__ = ["address", "head"]
 MODES = ("colocate_async", "separate_async")
 ROLLOUT, TRAINER = "tasks.streams.rollout_stream", "tasks.streams.train_stream"
 
@@ -127,6 +127,20 @@ def test_both_streams_run_at_the_same_time_on_a_held_cluster(
     assert "<svg" in decks[0].read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_streams_reach_the_held_cluster_through_ray_client(
+    package: Package, image: Path, head: tuple[str, str], tmp_path: Path
+) -> None:
+    """As on a cluster, where the pods of the two streams have no Ray of their own."""
+    inside, outside = head
+    propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": inside, "VERL_RAY_CLIENT": outside})
+    overrides = ["trainer.v1.trainer_mode=colocate_async", "trainer.total_training_steps=2"]
+    propeller.run(TRAIN, inputs(tmp_path, *overrides, "trainer.experiment_name=emulated-streams-client"))
+    run = tmp_path / "runs" / "emulated-streams-client"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+
+
 @dataclass
 class Pair:
     """Both streams as processes of their own, without anybody who would end one for the other."""
@@ -182,6 +196,7 @@ def pair(package: Package, image: Path, address: str, tmp_path: Path) -> Iterato
         "trainer.v1.trainer_mode=separate_async",
         "trainer.total_training_steps=5000",
         "trainer.test_freq=-1",
+        "data.prepare.val_size=0",
         "ray.up_timeout_s=200",
     ]
     config = ready(resolve({"defaults": ["scripted"]}, overrides).config)
