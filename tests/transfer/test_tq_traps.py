@@ -19,7 +19,7 @@ from tests.transfer.build import failed_of, finished_of, prompt_of, tag_of, uid_
 from verl_core.errors import DeadlineExceeded, StoreError
 from verl_core.transfer.availability import require_transfer_queue
 from verl_core.transfer.client import GROUPS, ROWS, QueueClient
-from verl_core.transfer.group import GroupStatus
+from verl_core.transfer.group import NOWHERE, GroupStatus
 from verl_core.transfer.host import StoreHost
 from verl_core.transfer.tq_store import TransferQueueStore
 
@@ -71,22 +71,78 @@ def test_a_late_tag_of_a_cleared_group_is_whole_too(tq_store: TransferQueueStore
     assert tq_store.tags() == {running.uid: running}
 
 
-def test_a_lost_notification_does_not_pass_for_a_put(
+def test_a_refused_notification_does_not_pass_for_a_put(
     tq_store: TransferQueueStore, client: QueueClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TransferQueue logs it and reports success; the rows could never be read."""
-
-    async def lost(*_: object) -> None:
-        return None
-
-    tq_store.finish([failed_of(prompt_of(9))])  # the partition exists
-    monkeypatch.setattr(client._client.storage_manager, "notify_data_update", lost)
-    with pytest.raises(StoreError, match="not readable"):
+    """TransferQueue logs it and reports success; its controller would never list the rows as readable."""
+    tq_store.finish([failed_of(prompt_of(9))])
+    monkeypatch.setattr(client._units, "_partition", "not there")  # the controller itself says no
+    with pytest.raises(StoreError, match="does not count the rows"):
         tq_store.finish([finished_of(prompt_of(1))])
     assert uid_of(1) not in tq_store.tags()  # and the group does not claim to be finished
+    with pytest.raises(StoreError, match="not readable"):
+        client.get_rows([uid_of(1)])
     monkeypatch.undo()
-    tq_store.finish([finished_of(prompt_of(1))])  # trying again mends it
+    (tag,) = tq_store.finish([finished_of(prompt_of(1))])  # trying again mends it
     assert uid_of(1) in tq_store.tags()
+    assert len(tq_store.fetch([tag.manifest])) == 2
+
+
+def test_a_notification_without_answer_ends_at_the_deadline(
+    store_host: StoreHost, tq_store: TransferQueueStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = TransferQueueStore(QueueClient(store_host.endpoint, QUICK_S), tq_store._bell, listens=False)
+
+    async def unanswered(*_: object) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(hasty._client._client, "_request_controller", _only_notifications(hasty, unanswered))
+    with pytest.raises(DeadlineExceeded, match="TransferQueue commit"):
+        hasty.finish([finished_of(prompt_of(1))])
+    assert uid_of(1) not in tq_store.tags()
+    hasty._client.close()
+
+
+def _only_notifications(store: TransferQueueStore, instead: Any) -> Any:
+    ask = store._client._client._request_controller
+
+    async def request(socket: Any, kind: Any, answer: Any, body: Any) -> Any:
+        call = instead if "NOTIFY" in kind.name else ask
+        return await call(socket, kind, answer, body)
+
+    return lambda socket, request_type, response_type, body: request(socket, request_type, response_type, body)
+
+
+def test_a_unit_that_lost_a_row_is_noticed(tq_store: TransferQueueStore, client: QueueClient) -> None:
+    """The controller still lists the row; neither the place nor the key finds it, and the error names the group."""
+    (tag,) = tq_store.finish([finished_of(prompt_of(1))])
+    meta = raw(client, lambda tq: tq.async_kv_retrieve_meta([tag.uid], ROWS, create=False))
+    raw(client, lambda tq: tq.storage_manager.clear_data(meta))
+    for manifest in (tag.manifest, replace(tag.manifest, place=NOWHERE)):
+        with pytest.raises(StoreError, match=f"{tag.uid}.*KeyNotFound"):
+            tq_store.fetch([manifest])
+
+
+def test_the_tag_says_where_the_rows_are(
+    tq_store: TransferQueueStore, client: QueueClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers need the units only; one who was not told, or told wrong, asks the controller."""
+    groups = [finished_of(prompt_of(i)) for i in range(5)]
+    tags = tq_store.finish(groups)
+    meta = raw(client, lambda tq: tq.async_kv_retrieve_meta([tag.uid for tag in tags], ROWS, create=False))
+    assert [tag.manifest.place for tag in tags] == meta.global_indexes
+    assert tq_store.read_tags([tags[3].uid])[tags[3].uid] == tags[3]
+    unused = max(meta.global_indexes) + 1000
+    for places in ([NOWHERE] * 5, [NOWHERE, *meta.global_indexes[1:]], [*meta.global_indexes[:4], unused]):
+        told = [replace(tag.manifest, place=place) for tag, place in zip(tags, places, strict=True)]
+        assert len(tq_store.fetch(told)) == 10
+
+    async def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("the controller was asked")
+
+    monkeypatch.setattr(client._client, "_request_controller", fails)
+    rows = tq_store.fetch([tag.manifest for tag in tags])
+    assert [row.key for row in rows] == [row.key for group in groups for row in group.trajectories]
 
 
 def test_rows_of_another_type_are_refused(client: QueueClient) -> None:
@@ -114,22 +170,14 @@ def test_an_unknown_field_is_not_an_empty_answer(client: QueueClient) -> None:
         client.get_rows(["k"])
 
 
-def test_a_reused_index_cannot_pass_for_a_row(tq_store: TransferQueueStore, client: QueueClient) -> None:
+def test_a_reused_index_cannot_pass_for_a_row(tq_store: TransferQueueStore) -> None:
     """TransferQueue gives freed indexes away at once: a reader with old metadata gets another key's bytes."""
     (tag,) = tq_store.finish([finished_of(prompt_of(1))])
-    meta = raw(client, lambda tq: tq.async_kv_retrieve_meta([tag.uid], ROWS, create=False))
     tq_store.clear_rows([tag.uid])
-    tq_store.finish([finished_of(prompt_of(i)) for i in range(2, 1000)])  # takes every index that is free
-
-    async def stale(_: object) -> Any:
-        return meta.select_fields(["blob"])
-
-    client._ready = stale  # type: ignore[method-assign]
-    try:
-        with pytest.raises(StoreError, match="disagree"):
-            tq_store.fetch([tag.manifest])
-    finally:
-        del client._ready
+    others = tq_store.finish([finished_of(prompt_of(i)) for i in range(2, 1000)])  # takes every index that is free
+    assert tag.manifest.place in {other.manifest.place for other in others}
+    with pytest.raises(StoreError, match="disagree"):
+        tq_store.fetch([tag.manifest])
 
 
 def test_the_trainers_torch_threads_are_left_alone(tq_store: TransferQueueStore) -> None:

@@ -1,5 +1,5 @@
 """QueueClient: the only place that talks to TransferQueue. Invariant: every call ends within its deadline, and what
-TransferQueue would pass over in silence (missing rows, unready fields, a lost notification) is a `StoreError`.
+TransferQueue would pass over in silence (missing rows, unready fields, a refused notification) is a `StoreError`.
 
 Calls run on one loop thread of our own, through the asynchronous client and its storage manager. The synchronous
 client has no time-outs and deadlocks on its own loop; the `kv_*` functions start Ray by themselves and reset torch's
@@ -9,6 +9,7 @@ number of threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,12 +19,13 @@ from verl_core.errors import StoreError, VerlError
 from verl_core.transfer.availability import installed_version, prepare_environment
 from verl_core.transfer.endpoint import Address, Endpoint
 from verl_core.transfer.loop_thread import LoopThread
+from verl_core.transfer.row_units import FIELD, Blob, RowUnits
 
 GROUPS, ROWS, META = "train.groups", "train.rows", "store.meta"
-_FIELD = "blob"
 _EPOCH_KEY = "epoch"
 T = TypeVar("T")
-Blob = bytes | bytearray
+Places = dict[str, int]
+Tags = Mapping[str, dict[str, Any]]
 
 
 class QueueClient:
@@ -47,6 +49,7 @@ class QueueClient:
         self.endpoint, self.call_timeout_s = endpoint, call_timeout_s
         prepare_environment(call_timeout_s)
         self._client = _connect(endpoint)
+        self._units = RowUnits(self._client, ROWS)
         self._loop = LoopThread("store-client")
         try:
             if check_epoch:
@@ -65,56 +68,72 @@ class QueueClient:
 
     # ---- rows: one `bytes` value per key
 
-    def commit(self, rows: Mapping[str, Blob], partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
-        """Store rows; verify that they are readable (a lost notification is only logged there); then write tags."""
-        if tags:
-            self._call("commit", lambda: self._commit(rows, partition, tags), lambda: _some(tags))
+    def commit(
+        self, rows: Mapping[str, Blob], partition: str, keys: Sequence[str], tags_of: Callable[[Places], Tags]
+    ) -> None:
+        """Store rows, and only when they are readable, write the tags of `keys`: `tags_of` the rows' places."""
+        if keys:
+            self._call("commit", lambda: self._commit(rows, partition, list(keys), tags_of), lambda: _some(keys))
 
-    async def _commit(self, rows: Mapping[str, Blob], partition: str, tags: Mapping[str, dict[str, Any]]) -> None:
-        where = asyncio.create_task(self._client.async_kv_retrieve_meta(list(tags), partition, create=True))
+    async def _commit(
+        self, rows: Mapping[str, Blob], partition: str, keys: list[str], tags_of: Callable[[Places], Tags]
+    ) -> None:
+        where = asyncio.create_task(self._client.async_kv_retrieve_meta(keys, partition, create=True))
         try:
-            if rows:
-                await self._put_rows(rows)
-            await self._set_tags(await where, tags)
+            places = await self._put_rows(rows) if rows else {}
+            tags = tags_of(places)
+            await self._set_tags(await where, {key: tags[key] for key in keys})
         finally:
             where.cancel()
 
-    def put_rows(self, rows: Mapping[str, Blob]) -> None:
-        """Store rows and verify that they are readable."""
-        if rows:
-            self._call("put_rows", lambda: self._put_rows(rows), lambda: _some(rows))
+    def put_rows(self, rows: Mapping[str, Blob]) -> Places:
+        """Store rows so that they are readable. Returns their places by key."""
+        return self._call("put_rows", lambda: self._put_rows(rows), lambda: _some(rows)) if rows else {}
 
-    async def _put_rows(self, rows: Mapping[str, Blob]) -> None:
-        keys = list(rows)
-        meta = await self._client.async_kv_retrieve_meta(keys, ROWS, create=True)
-        await self._client.storage_manager.put_data(_Column(list(rows.values())), meta)
-        await self._ready(keys)
+    async def _put_rows(self, rows: Mapping[str, Blob]) -> Places:
+        meta = await self._client.async_kv_retrieve_meta(list(rows), ROWS, create=True)
+        places = dict(zip(rows, meta.global_indexes, strict=True))
+        await self._units.put(list(places.values()), list(rows.values()))
+        return places
 
-    async def _ready(self, keys: list[str]) -> Any:
-        """Metadata of exactly `keys`, all of them readable."""
+    async def _find_rows(self, keys: list[str]) -> list[int]:
+        """The places of `keys`, all of them readable."""
         meta = await self._client.async_kv_retrieve_meta(keys, ROWS, create=False)
         if meta.size != len(keys):
             raise StoreError(
                 f"rows of {len(keys) - meta.size} of {len(keys)} groups are missing: {await self._missing(keys, meta)}"
             )
-        if _FIELD not in meta.field_names or not meta.is_ready:
+        if FIELD not in meta.field_names or not meta.is_ready:
             raise StoreError(f"rows are listed but not readable (a write was lost or is going on) among {_some(keys)}")
-        return meta.select_fields([_FIELD])
+        return list(meta.global_indexes)
 
     async def _missing(self, keys: list[str], meta: Any) -> str:
         """The keys TransferQueue left out without naming them."""
         there = await self._client.async_kv_retrieve_keys(meta.global_indexes, ROWS) if meta.size else []
         return _some([key for key in keys if key not in set(there)])
 
-    def get_rows(self, keys: Sequence[str]) -> list[bytes]:
-        """Rows in the order of `keys`. Raises StoreError naming what is missing."""
+    def get_rows(self, keys: Sequence[str], places: Sequence[int] | None = None) -> list[bytes]:
+        """Rows in the order of `keys`.
+
+        Args:
+            keys: of the rows.
+            places: where they were put, as far as the caller knows: saves asking the controller. A place may have been
+                given to another row since, so the caller checks whose bytes it got.
+
+        Raises:
+            StoreError: names what is missing.
+        """
         if not keys:
             return []
-        return self._call("get_rows", lambda: self._get_rows(list(keys)), lambda: _some(keys))
+        return self._call("get_rows", lambda: self._get_rows(list(keys), places), lambda: _some(keys))
 
-    async def _get_rows(self, keys: list[str]) -> list[bytes]:
-        data = await self._client.storage_manager.get_data(await self._ready(keys))
-        rows = list(data[_FIELD])
+    async def _get_rows(self, keys: list[str], places: Sequence[int] | None) -> list[bytes]:
+        rows = None
+        if places is not None:
+            with contextlib.suppress(KeyError):  # gone, or moved: the controller knows
+                rows = await self._units.get(places)
+        if rows is None:
+            rows = await self._units.get(await self._find_rows(keys))
         if len(rows) != len(keys) or not all(isinstance(row, bytes) for row in rows):
             raise StoreError(f"asked for {len(keys)} rows, got {len(rows)}, not all of them bytes: {_some(keys)}")
         return rows
@@ -219,15 +238,6 @@ def _connect(endpoint: Endpoint) -> Any:
             f"run's store is gone ({error})"
         ) from error
     return client
-
-
-class _Column(dict[str, list[Blob]]):
-    """One column of plain values, with what TransferQueue asks of a TensorDict. A real one would wrap the list in a
-    NonTensorStack, which is pickled on the way: two more copies of every byte."""
-
-    def __init__(self, values: list[Blob]) -> None:
-        super().__init__({_FIELD: values})
-        self.batch_size = (len(values),)
 
 
 def _some(keys: Mapping[str, Any] | Sequence[str]) -> str:

@@ -7,8 +7,8 @@ group travels as one value. Little-endian throughout:
     table    per trajectory eight int64: ordinal, session, index, P, R, S, num_turns, stop reason
     columns  of all trajectories, one column after the other, as SCHEMA says
 
-The CRC is that of version, flags and count, continued over the body. With flag 1 (no tool spoke: every response mask is
-True throughout) the masks are left out.
+The CRC, a CRC-32C, is that of version, flags and count, continued over the body. With flag 1 (no tool spoke: every
+response mask is True throughout) the masks are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,21 +60,23 @@ def pack(trajectories: Sequence[Trajectory]) -> bytearray:
     flags = ALL_SAMPLED if sampled == b"\1" * len(sampled) else 0
     body = [_HOLE, _table(trajectories), *prompts, *responses, *log_probs, b"" if flags else sampled]
     body.append(_text(trajectories))
-    blob = _joined(body, bytearray())
+    blob: bytearray = _joined(body, bytearray())
     HEADER.pack_into(blob, 0, MAGIC, FORMAT_VERSION, flags, len(trajectories), SCHEMA_CRC, 0, len(blob) - HEADER.size)
-    struct.pack_into("<I", blob, 16, _crc(memoryview(blob)))
+    struct.pack_into("<I", blob, 16, _crc(blob))
     return blob
 
 
 def _joined(parts: list[Any], empty: Any = b"") -> Any:
     try:
         return empty.join(parts)
-    except (BufferError, ValueError):  # a view with strides; to ask each column beforehand costs more than the copy
+    except TypeError:  # a view with strides; to ask every column beforehand would cost as much as the copy
         return empty.join([np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts])
 
 
-def _crc(blob: memoryview) -> int:
-    return zlib.crc32(blob[HEADER.size :], zlib.crc32(blob[SEEDED]))
+def _crc(blob: bytes | bytearray) -> int:
+    """CRC-32C, for which processors have an instruction: a third of the time of zlib's."""
+    whole = np.frombuffer(blob, np.uint8)  # a memoryview is not taken
+    return int(google_crc32c.extend(google_crc32c.value(whole[SEEDED]), whole[HEADER.size :]))
 
 
 def _table(trajectories: Sequence[Trajectory]) -> bytes:
@@ -155,7 +158,7 @@ def _checked_head(blob: bytes) -> tuple[int, int]:
         raise StoreError(
             f"a stored value has {len(blob)} bytes, its header says {HEADER.size + length}; it was cut off"
         )
-    if _crc(memoryview(blob)) != crc:
+    if _crc(blob) != crc:
         raise StoreError("the checksum of a stored value does not match its bytes; it was damaged on the way")
     return int(count), int(flags)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+NOWHERE = -1
+
 
 class GroupStatus(StrEnum):
     """Where a group is. Only the buffer and the journal know `claimed` and `cleared`: a claimed group's tag is gone."""
@@ -37,7 +39,7 @@ class Manifest:
         tokens: response tokens over all rows.
         min_version, max_version: weight versions used; -1 when there is no trajectory.
         errors: one message per failed session.
-        place: where TransferQueue put the rows, its index; -1 when nobody knows, and the reader has to ask. Only a
+        place: where TransferQueue put the rows, its index; NOWHERE when nobody knows, and the reader has to ask. Only a
             short cut: places are given away again, so what is found there counts after the check of `rows.verified`.
     """
 
@@ -47,13 +49,7 @@ class Manifest:
     min_version: int = -1
     max_version: int = -1
     errors: tuple[str, ...] = ()
-    place: int = -1
-
-    def at(self, place: int) -> Manifest:
-        """The same rows, found at `place`."""
-        return Manifest(
-            self.keys, self.nbytes, self.tokens, self.min_version, self.max_version, self.errors, place
-        )  # `dataclasses.replace` takes five times as long, as below
+    place: int = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +74,17 @@ class GroupTag:
     manifest: Manifest = field(default_factory=Manifest)
 
     def settled(self, updated: float, manifest: Manifest) -> GroupTag:
-        """The same group with another `updated` and `manifest`."""
+        """The same group with another `updated` and `manifest`. (`dataclasses.replace`: five times slower.)"""
         whose = self.uid, self.base_uid, self.attempt, self.ordinal, self.step
         return GroupTag(*whose, self.status, self.owner, updated, manifest)
+
+    def stored_at(self, place: int) -> GroupTag:
+        """The same group, its rows at `place`."""
+        it = self.manifest
+        return self.settled(
+            self.updated,
+            Manifest(it.keys, it.nbytes, it.tokens, it.min_version, it.max_version, it.errors, place),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, for the wire. (`dataclasses.asdict` copies deeply: ten times slower.)"""

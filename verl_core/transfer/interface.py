@@ -35,7 +35,7 @@ class TrajectoryStore(Protocol):
         """Write whole tags (open or move groups). Blocks until the store acknowledged."""
 
     def finish(self, groups: Sequence[Finished]) -> list[GroupTag]:
-        """Group commit of settled groups: rows first, then verification that they are readable, then terminal tags,
+        """Group commit of settled groups: rows first, until they are acknowledged as readable, then terminal tags,
         then the doorbell with their uids. Fills in each tag's manifest and returns the tags as written. Blocks.
 
         Raises:

@@ -16,10 +16,11 @@ from verl_core.transfer.codec import pack, unpack
 from verl_core.transfer.group import GroupTag, Manifest
 from verl_core.transfer.interface import Finished
 
+Commit = tuple[GroupTag, bytes | bytearray]
 _IN_GROUP = attrgetter("session", "index")
 
 
-def commit_of(group: Finished) -> tuple[GroupTag, bytes | bytearray]:
+def commit_of(group: Finished) -> Commit:
     """The terminal tag with its manifest, and the packed rows in (session, index) order; empty when there are none.
 
     Raises:

@@ -1,13 +1,13 @@
 """TransferQueueStore: the trajectory store that other processes, and other Ray clusters, can join.
 
 Invariant: groups and rows live in partitions of their own, a group's tag is one JSON string that is only ever written
-whole, and a terminal tag is written after its rows were seen to be readable."""
+whole, and a terminal tag is written after its rows were acknowledged as readable."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +16,9 @@ from verl_core.trajectory import Trajectory
 from verl_core.transfer.client import GROUPS, ROWS, QueueClient
 from verl_core.transfer.doorbell import Doorbell
 from verl_core.transfer.endpoint import Endpoint
-from verl_core.transfer.group import GroupTag, Manifest
+from verl_core.transfer.group import NOWHERE, GroupTag, Manifest
 from verl_core.transfer.interface import Finished
-from verl_core.transfer.rows import commit_of, uid_of, verified
+from verl_core.transfer.rows import Commit, commit_of, uid_of, verified
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,13 +73,20 @@ class TransferQueueStore:
     def finish(self, groups: Sequence[Finished]) -> list[GroupTag]:
         """See TrajectoryStore."""
         commits = [commit_of(group) for group in groups]
-        tags = [tag for tag, _ in commits]
-        for part in _by_bytes(commits, lambda commit: len(commit[1])):
-            rows = {tag.uid: blob for tag, blob in part if blob}
-            self._client.commit(rows, GROUPS, {tag.uid: _raw(tag) for tag, _ in part})
-            if not self._bell.ring([tag.uid for tag, _ in part]):
-                LOG.warning("the doorbell took no ring for %d groups; the sampler's poll will find them", len(part))
-        return tags
+        return [tag for part in _by_bytes(commits, lambda commit: len(commit[1])) for tag in self._finish(part)]
+
+    def _finish(self, commits: Sequence[Commit]) -> list[GroupTag]:
+        """Rows and then, with the places of the rows, tags; one call."""
+        tags = {tag.uid: tag for tag, _ in commits}
+
+        def placed(places: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+            tags.update({uid: tags[uid].stored_at(place) for uid, place in places.items()})
+            return {uid: _raw(tag) for uid, tag in tags.items()}
+
+        self._client.commit({tag.uid: blob for tag, blob in commits if blob}, GROUPS, list(tags), placed)
+        if not self._bell.ring(list(tags)):
+            LOG.warning("the doorbell took no ring for %d groups; the sampler's poll will find them", len(tags))
+        return [tags[tag.uid] for tag, _ in commits]
 
     def tags(self) -> dict[str, GroupTag]:
         """See TrajectoryStore."""
@@ -117,7 +124,9 @@ class TransferQueueStore:
         found: list[Trajectory] = []
         full = [manifest for manifest in manifests if manifest.keys]
         for part in _by_bytes(full, lambda manifest: manifest.nbytes):
-            blobs = self._client.get_rows([uid_of(manifest) for manifest in part])
+            places = [manifest.place for manifest in part]
+            known = None if NOWHERE in places else places
+            blobs = self._client.get_rows([uid_of(manifest) for manifest in part], known)
             for manifest, blob in zip(part, blobs, strict=True):
                 found += verified(manifest, blob)
         return found
