@@ -1,5 +1,6 @@
 """`make equivalence`: one truth. The legacy path, the sync mode in process and the Flyte graph, and both asynchronous
-modes when nothing is served ahead, give the same weights bit for bit from the same (scripted) rollouts; two ranks differ by no more than the order of their sums allows."""
+modes when nothing is served ahead, give the same weights bit for bit from the same (scripted) rollouts; two ranks
+differ by no more than the order of their sums allows."""
 
 from __future__ import annotations
 
