@@ -46,8 +46,7 @@ class SeparateAsyncTrainer(PPOTrainer):
     def on_step_end(self, step: int) -> None:
         """Version = step, while responses are being sampled."""
         self.session.publish(step)
-        if self.session.lent is not None and step < self.session.total_steps:
-            self.session.offer_devices(step)
+        self.session.offer_devices(step)
 
     def on_validate_begin(self, step: int) -> None:
         """Validation before training publishes version 0."""

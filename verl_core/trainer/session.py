@@ -186,12 +186,13 @@ class Session:
         self.waited += time.perf_counter() - started
 
     def offer_devices(self, step: int) -> None:
-        """After the publication of `step`: lend the trainer's devices if that pays, and keep what was learnt."""
+        """After the publication of `step`: lend the trainer's devices if that pays and another step comes, and keep
+        what was learnt. Nothing where none are lent."""
         if self.lent is None:
             return
-        self.noted |= self.lent.offer(
-            self.buffer.sampleable(step + 1), lambda: self._published or self.policy.publish(step)
-        )
+        if step < self.total_steps:
+            ready = self.buffer.sampleable(step + 1)
+            self.noted |= self.lent.offer(ready, lambda: self._published or self.policy.publish(step))
         self.files.save_lending(step, self.lent.lending.state_dict())
 
     def save_checkpoint(self, step: int) -> str:
