@@ -1,10 +1,16 @@
-"""`make simulate`: writes out/simulate.json and out/simulate.html. Goals stand here and nowhere else."""
+"""`make simulate`: writes out/simulate.json and out/simulate.html. Goals stand here and nowhere else.
+
+With a folder as argument the runs of the real loop are kept in it, and those that are there are used: for a machine
+that is quiet only at times.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +26,7 @@ from benchmarks.simulate.sweep import DEVICES, ahead, curve, sweep, winners
 AGREE, REPRODUCE = 0.05, 0.10
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """All parts, each told as it begins."""
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -31,7 +37,7 @@ def main() -> None:
     tell("1 of 4: closed form beside simulator")
     large = without_the_real_loop()
     tell("2 of 4: the real loop in three modes, some minutes")
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=_memory()) as folder:
+    with _folder(arguments) as folder:
         small = with_the_real_loop(measure(Path(folder)))
     tell("3 of 4: the published table")
     table = _published()
@@ -70,9 +76,13 @@ def goals(details: dict[str, Any]) -> list[Goal]:
     return [*(Goal(name, round(value, 4), "<=", goal) for name, value, goal in at_most), _swept(swept)]
 
 
-def _memory() -> str | None:
-    """Where files are kept in memory, if anywhere: a busy disk is not what is measured."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+def _folder(arguments: list[str]) -> AbstractContextManager[str]:
+    """The given folder, or one that goes away, in memory where there is such a place: a busy disk is not measured."""
+    if arguments:
+        Path(arguments[0]).mkdir(parents=True, exist_ok=True)
+        return nullcontext(str(Path(arguments[0]).resolve()))
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="simulate-", dir=memory)
 
 
 def _swept(devices: int) -> Goal:
@@ -105,4 +115,4 @@ def _ratios(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

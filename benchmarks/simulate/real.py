@@ -118,17 +118,21 @@ def overrides(mode: str, folder: Path) -> list[str]:
 
 
 def measure(folder: Path) -> dict[str, Measured]:
-    """All modes: sync beside the two others, since a run sleeps most of its time.
+    """All modes: sync beside the two others, since a run sleeps most of its time. What the folder holds already is not
+    measured again.
 
     Raises:
         RuntimeError: a run failed; carries the end of its log.
     """
-    running = {"sync": _begin("sync", folder)}
+    missing = [mode for mode in STEPS if not (folder / f"{mode}.json").exists()]
+    running: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for mode in ("colocate_async", "separate_async"):
+        for mode in missing:
             running[mode] = _begin(mode, folder)
-            finish(running[mode], folder / f"{mode}.log", LIMIT_S)
-        finish(running["sync"], folder / "sync.log", LIMIT_S)
+            if mode != "sync":
+                finish(running[mode], folder / f"{mode}.log", LIMIT_S)
+        if "sync" in running:
+            finish(running["sync"], folder / "sync.log", LIMIT_S)
     finally:
         for process in running.values():
             if process.poll() is None:
