@@ -235,8 +235,8 @@ def test_a_server_that_is_gone_for_good_ends_both_in_its_words(pair: Callable[..
     both.wait_for_step(1)
     lost = both.lose("server-0")
     fault = "a server, agent worker or store process is gone for good"
-    assert "RolloutError: server-0 is gone for good: ActorDiedError" in both.ends(ROLLOUT, fault, lost)
-    assert re.search(r"server-0|the rollout side failed: RolloutError", both.ends(TRAINER, fault, lost))
+    for side in (ROLLOUT, TRAINER):  # whichever met it first
+        assert "server-0 is gone for good: ActorDiedError" in both.ends(side, fault, lost)
 
 
 @pytest.mark.slow
