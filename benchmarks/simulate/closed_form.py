@@ -15,9 +15,10 @@ large batches a share 1 - F_M(x) of a cohort is still open when its requests got
     colocate_async  cohorts are D tokens apart; what the claim leaves is x_j = j D tokens old, j = 1, 2, ...:
                     w = sum over j of (1 - F_M(x_j)).
     separate_async  the same with x_j = j D - D_T, where D_T tokens are sampled between claim and next top-up, while
-                    T seconds of training and publication pass: D_T = D T / C, C = t0 D + t1 b E[L] + reading. The step
-                    takes max(C, T): training does not wait for what is there. With k streams only the last k-th
-                    of the batch is trained between claim and top-up, so that T / k takes the place of T in D_T.
+                    T seconds of training and publication pass; by (1) with what runs meanwhile,
+                    T = t0 D_T + t1 b x sum over j of the integral of 1 - F_L from x_j to x_j + D_T.
+                    The step takes max(t0 D + t1 b E[L] + reading, T): training does not wait for what is there. With
+                    k streams only the last k-th of the batch is trained between claim and top-up: T / k instead.
 
 With `drop` the share q = 1 - F_M(x_(s+1)) of the groups is dropped and served anew: cohorts are larger by 1 / (1 - q),
 and w = sum / (1 - q); the mean staleness of the others is the sum over j <= s of (1 - F_M(x_j) - q) / (1 - q).
@@ -40,7 +41,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulate.lengths import Lengths, longest_of, mean_of, mean_up_to
+from benchmarks.simulate.lengths import Lengths, cumulated, longest_of, mean_of, mean_up_to
 from benchmarks.simulate.run import Setup
 
 _HALVINGS = 45
@@ -70,12 +71,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Pace:
-    """Cohorts that follow each other: D, mean staleness, share dropped, tokens up to which a group is kept."""
+    """Cohorts that follow each other: D, mean staleness, share dropped, tokens up to which a group is kept; whether all
+    slots are taken all the time."""
 
     tokens: float
     staleness: float
     dropped: float
     kept_up_to: float
+    saturated: bool = False
 
 
 def predict(setup: Setup) -> Prediction:
@@ -132,11 +135,21 @@ def _separate(setup: Setup) -> Prediction:
         return pace, _generation(setup, pace, carries=True) + setup.trainer.switch_s, _training(setup, pace)
 
     def excess(share: float) -> float:
-        _, generation, training = cycle(share)
-        return (training / setup.streams + publication) / generation - share
+        pace, _, training = cycle(share)
+        return training / setup.streams + publication - _after_the_claim(setup, pace, share)
 
     pace, generation, training = cycle(_root(excess, 0.0, 1.0, _SHARE_HALVINGS))
     return _prediction(setup, pace, max(generation, training + publication), generation, training + publication)
+
+
+def _after_the_claim(setup: Setup, pace: _Pace, share: float) -> float:
+    """Seconds that the servers need for share x D tokens after a claim, when nothing new comes."""
+    per_server = setup.batch_size * setup.n / setup.servers / (1.0 - pace.dropped)
+    if pace.saturated:
+        return share * (setup.server.t0 * pace.tokens + setup.server.t1 * per_server * mean_of(setup.lengths))
+    ages = np.arange(1, int(setup.lengths.longest / pace.tokens) + 3).astype(np.float64) * pace.tokens
+    after, before = cumulated(setup.lengths, ages), cumulated(setup.lengths, ages - share * pace.tokens)
+    return share * setup.server.t0 * pace.tokens + setup.server.t1 * per_server * float(np.sum(after - before))
 
 
 def _prediction(setup: Setup, pace: _Pace, step: float, generation: float, training: float) -> Prediction:
@@ -155,7 +168,7 @@ def _paced(setup: Setup, training_share: float) -> _Pace:
     if saturated <= pace.tokens:
         return pace
     staleness = min(ahead, longest_of(setup.lengths, setup.n) / saturated + training_share)
-    return _Pace(saturated, staleness, 0.0, setup.lengths.longest)
+    return _Pace(saturated, staleness, 0.0, setup.lengths.longest, saturated=True)
 
 
 @lru_cache(maxsize=100_000)

@@ -123,6 +123,18 @@ def mean_up_to(law: Lengths, limit: float) -> float:
     return limit - float(np.sum(law.cdf(middle))) * limit / _GRID / float(law.cdf(np.asarray([limit]))[0])
 
 
+def cumulated(law: Lengths, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Integral of 1 - F from 0 to each x."""
+    return np.asarray(np.interp(np.maximum(x, 0.0), *_cumulated(law)))
+
+
+@lru_cache(maxsize=1_000)
+def _cumulated(law: Lengths) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    x = np.linspace(0.0, law.longest, _GRID + 1)
+    inside = 1.0 - law.cdf((x[1:] + x[:-1]) / 2)
+    return x, np.concatenate([[0.0], np.cumsum(inside) * law.longest / _GRID])
+
+
 @lru_cache(maxsize=10_000)
 def longest_of(law: Lengths, count: int) -> float:
     """E[longest of `count` responses] = integral of 1 - F^count."""
