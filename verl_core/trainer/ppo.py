@@ -52,6 +52,7 @@ class PPOTrainer:
         if (done := self.session.files.finished("rollout", step)) is not None:
             return done
         self._restore(step - 1)
+        self.session.start_clock(step)
         self.on_step_begin(step)
         stages.serve(self.session, step)
         self.on_sample_begin(step)

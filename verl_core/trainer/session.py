@@ -69,7 +69,8 @@ class Session:
         ahead: whether prompts are served before the step that needs them.
         overlaps: whether servers generate while the trainer works.
         lent: servers on the trainer's devices; None where nothing is lent.
-        began: when this process began to serve the step that it is in; `waited`: seconds since, for servers to load.
+        began: when this process began to serve the step that it is in.
+        waited: seconds of this step for which it waited for servers to load weights, before that.
         noted: numbers that hooks leave for the record of the step.
         feed: serves the training prompts of `stream`.
         validation: the validation prompts, None without a validation set.
@@ -240,9 +241,9 @@ class Session:
 
     def start_clock(self, step: int) -> None:
         """The step begins, in this process: where the one before ended, so nothing between steps is left out."""
-        self.began, self.waited, self.noted = time.perf_counter(), 0.0, {}
+        self.waited, self.noted = 0.0, {}
         before, ended = self._ended
-        self._clock = {step: ended if before == step - 1 else self.began}
+        self._clock = {step: ended if before == step - 1 else time.perf_counter()}
 
     def step_clock(self, step: int, metrics: dict[str, float], tokens: int) -> dict[str, float]:
         """Wall time of the step that ends now, without validation, and what follows from it.

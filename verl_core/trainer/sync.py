@@ -14,21 +14,19 @@ class SyncTrainer(PPOTrainer):
     on_policy = True
 
     def on_step_begin(self, step: int) -> None:
-        """A node that starts here after a crash finds servers asleep or behind; a running trainer finds nothing to
-        do, or servers on their way to these weights: prompts go out meanwhile."""
-        if self.session.servers.under_way != step - 1:
+        """A running trainer finds servers on their way to these weights; a node that starts here after a crash finds
+        them asleep or behind. Prompts go out when they are there: requests would take their cores while they load."""
+        if self.session.servers.under_way == step - 1:
+            self.session.settle_servers()
+        else:
             self.session.wake_servers(step - 1)
-
-    def on_sample_begin(self, step: int) -> None:
-        """Servers are there, or the run is told why not."""
-        self.session.settle_servers()
 
     def on_sample_end(self, step: int) -> None:
         """Free device memory for the trainer."""
         self.session.servers.sleep()
 
     def on_step_end(self, step: int) -> None:
-        """Version = step. Servers load it while the step's record is written and the next prompts go out."""
+        """Version = step. Servers load it while the step's record is written."""
         self.session.publish_soon(step)
 
     def on_validate_begin(self, step: int) -> None:

@@ -15,7 +15,7 @@ from verl_core.trajectory import Trajectory
 def serve(session: Session, step: int) -> None:
     """Serve prompts as far ahead as the mode says. Groups that an earlier attempt already finished are taken from the
     step's spool."""
-    session.start_clock(step)
+    session.began = time.perf_counter()
     session.feed.take_over(step, session.files.spool(step).read)
     session.feed.top_up(step, session.buffer)
 
@@ -27,9 +27,9 @@ def rollout(session: Session, step: int) -> StageOutput:
         DeadlineExceeded: nothing settled for trainer.v1.buffer.stall_timeout_s.
         RolloutError: every group of the step failed for good.
     """
-    spool, started = session.files.spool(step), session.began
+    spool = session.files.spool(step)
     groups = session.buffer.sample(session.config.data.train_batch_size, step, on_arrival=spool.append)
-    seconds = time.perf_counter() - started - session.waited
+    seconds = time.perf_counter() - session.began
     trajectories = sorted((row for group in groups for row in group.trajectories), key=lambda row: row.order)
     if not trajectories:
         raise RolloutError(
