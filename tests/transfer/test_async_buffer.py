@@ -94,6 +94,31 @@ def test_the_oldest_version_counts_not_the_time_of_dispatch() -> None:
     assert world.buffer.accounting().dropped == {"stale: 4 versions, threshold 1": 1}
 
 
+def test_wait_drops_what_a_worker_of_an_earlier_process_began_too_long_ago() -> None:
+    """Served for step 4, yet sampled by version 0: whoever runs it got it before a crash, under the same uid."""
+    world = World(policy=Wait(2, 1), first_refill=100)
+    world.on_dispatch = lambda prompt: world.store.after(
+        1, lambda: world.store.finish([finished_of(prompt, versions=(0 if prompt.ordinal == 0 else 3,))])
+    )
+    served(world, [0, 1], step=4)
+    assert ordinals(world.buffer.sample(2, 4)) == [1, 100]
+    assert world.buffer.accounting().dropped == {"stale: 3 versions, threshold 1": 1}
+    world.check()
+
+
+def test_what_is_dropped_after_a_batch_was_claimed_belongs_to_the_next_step() -> None:
+    """The journal's word decides: a process that takes over after step 1 serves that group again."""
+    world = World(policy=Unbounded(1), max_reissues=0, lease_s=60.0)
+    served(world, [0], version=0)
+    (late,) = served(world, [1])
+    world.store.write_tags([tag_of(late, GroupStatus.RUNNING)])
+    assert ordinals(world.buffer.sample(1, 1)) == [0]
+    world.buffer.collect()  # its lease begins
+    world.store.pass_time(61.0)
+    world.buffer.collect()
+    assert [(uids, detail["step"]) for uids, detail in world.book.of("dropped")] == [((late.uid,), 2)]
+
+
 def test_a_group_that_failed_for_good_is_refilled_in_asynchronous_modes() -> None:
     world = World(policy=Wait(2, 1), first_refill=100, max_reissues=1)
 

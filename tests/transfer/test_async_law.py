@@ -196,11 +196,7 @@ class Law(RuleBasedStateMachine):
 
 
 TestLaw = Law.TestCase
-# Derandomized: with --hypothesis-seed 5 or 6 one of the last two lines of `check` fails, where journal and buffer count
-# apart what was dropped or is in flight, while every law above holds. Not understood yet.
-TestLaw.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, phases=[Phase.generate], derandomize=True
-)
+TestLaw.settings = settings(max_examples=80, stateful_step_count=50, deadline=None, phases=[Phase.generate])
 
 
 def test_the_law_on_the_real_queue(tq_store: TransferQueueStore) -> None:

@@ -29,7 +29,9 @@ class Intake:
     """Args: see ReplayBuffer.
 
     Attributes:
-        step: the last one that was worked for.
+        step: the last one that was worked for; servers have reached the version before it.
+        journal_step: the one that what happens now belongs to: the next one as soon as a batch was claimed, for a
+            process that takes over after that batch finds all else as it was when the batch was claimed.
         owed: groups dropped for failing, that nobody was asked to refill yet.
         barren: groups dropped for failing since one arrived.
     """
@@ -47,15 +49,20 @@ class Intake:
         self._books, self._service, self._clock = books, service, service.clock
         self._leases = Leases(config.lease_s, service)
         self._pulse = pulse_of(store)
-        self.step = self.owed = self.barren = 0
+        self.step = self.journal_step = self.owed = self.barren = 0
         self._settled_at = self._clock.monotonic()
         self._next_poll = self._settled_at + config.poll_s
 
     # ---- how long to wait
 
+    def work_for(self, step: int) -> None:
+        """The trainer works for `step` now, if it did not before."""
+        self.step, self.journal_step = max(self.step, step), max(self.journal_step, step)
+
     def begin(self, step: int) -> None:
         """The trainer waits for groups of `step` from now on; nobody looked until now."""
         self.step = step
+        self.journal_step = max(self.journal_step, step)
         self._settled_at = self._clock.monotonic()
         self._leases.moved()
 
@@ -209,7 +216,7 @@ class Intake:
         if not failures:
             return
         again = self._unknown([self._next(f) for f in failures if f.flight.prompt.attempt < self._config.max_reissues])
-        self._books.replace_attempts(failures, again, self.step)
+        self._books.replace_attempts(failures, again, self.journal_step)
         self.owed += len(failures) - len(again)
         self.barren += len(failures) - len(again)
         self.forget([failure.flight.prompt.uid for failure in failures])

@@ -92,7 +92,7 @@ class ReplayBuffer:
         if known or len(set(bases)) < len(bases):
             raise StoreError(f"groups submitted twice: {known or uids}; every attempt needs a new uid")
         if prompts:
-            self._intake.step = max(self._intake.step, min(prompt.step for prompt in prompts))
+            self._intake.work_for(min(prompt.step for prompt in prompts))
         self._intake.open(prompts, self._waiting.too_late)
 
     def adopt(self, groups: Sequence[Group], step: int | None = None) -> None:
@@ -109,7 +109,7 @@ class ReplayBuffer:
         known = [base for base in bases if base in self._books.bases]
         if known or len(set(bases)) < len(bases):
             raise StoreError(f"groups adopted that are here, or twice: {known or bases}; adopt before you submit")
-        self._intake.step = max(self._intake.step, step or 0)
+        self._intake.work_for(step or 0)
         flights = [Flight.adopted(group, self._service.now()) for group in groups]
         late = {flight.prompt.uid for flight in self._waiting.too_late(flights)}
         self._books.adopt([flight for flight in flights if flight.prompt.uid not in late])
@@ -150,6 +150,7 @@ class ReplayBuffer:
         self.wait_for(n_groups, step, on_arrival)
         chosen = sorted(self._waiting.first(n_groups), key=lambda flight: flight.ordinal)
         self._books.claim(chosen, step)
+        self._intake.journal_step = step + 1
         self._store.clear_groups([flight.prompt.uid for flight in chosen])
         return groups_of(chosen)
 
@@ -203,7 +204,7 @@ class ReplayBuffer:
 
     def abandon(self, reason: str) -> int:
         """Drop every group that is open or waits to be trained on: the run is over. Returns how many."""
-        uids = [flight.prompt.uid for flight in self._books.abandon(reason, self._intake.step + 1)]
+        uids = [flight.prompt.uid for flight in self._books.abandon(reason, self._intake.journal_step)]
         self._intake.forget(uids)
         return len(uids)
 

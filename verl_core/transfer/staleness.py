@@ -5,8 +5,9 @@ from and v the oldest weight version that sampled a token of the group (not the 
 
 What each strategy guarantees for threshold s, batches of B groups, one batch a step:
 
-    wait       no trained group exceeds s, and nothing is dropped; training waits. Needs at most (s + 1) x B groups open
-               or arrived, which `admit` sees to.
+    wait       no trained group exceeds s; training waits. Needs at most (s + 1) x B groups open or arrived, which
+               `admit` sees to. Nothing is dropped but what a worker began for an earlier process, which gave it up, and
+               finishes for this one: nobody counted with its age.
     drop       no trained group exceeds s; what would is dropped, and a new prompt served in its place.
     admission  at most (s + 1) x B groups are open or arrived. Nothing is dropped and training never waits for a certain
                group, so the *mean* staleness stays below s, while a straggler that is overtaken may exceed s.
@@ -132,10 +133,7 @@ class Drop:
 
     def evict(self, arrived: Sequence[G], version: int) -> list[tuple[G, str]]:
         """A group exactly at the threshold stays."""
-        ages = [(group, version - group.oldest) for group in arrived]
-        return [
-            (group, f"stale: {age} versions, threshold {self.threshold}") for group, age in ages if age > self.threshold
-        ]
+        return _beyond(self.threshold, arrived, version)
 
     def must_wait_for(self, open_groups: Sequence[G], arrived: Sequence[G], version: int, take: int) -> list[G]:
         """See StalenessPolicy."""
@@ -199,8 +197,8 @@ class Wait:
         return max(0, (self.threshold + 1) * self.batch_size - load.total)
 
     def evict(self, arrived: Sequence[G], version: int) -> list[tuple[G, str]]:
-        """See StalenessPolicy."""
-        return []
+        """What came older than it was counted."""
+        return _beyond(self.threshold, arrived, version)
 
     def must_wait_for(self, open_groups: Sequence[G], arrived: Sequence[G], version: int, take: int) -> list[G]:
         """The open groups that fall due before too many others."""
@@ -228,6 +226,12 @@ class Wait:
 
     def _slack(self, group: Aged, version: int) -> int:
         return max(0, group.oldest + self.threshold - version)
+
+
+def _beyond(threshold: int, groups: Sequence[G], version: int) -> list[tuple[G, str]]:
+    """Those older than `threshold` at `version`, with the reason."""
+    ages = [(group, version - group.oldest) for group in groups]
+    return [(group, f"stale: {age} versions, threshold {threshold}") for group, age in ages if age > threshold]
 
 
 def oldest_first(groups: Sequence[G]) -> list[G]:
