@@ -56,6 +56,7 @@ asynchronous modes other weights. `algorithm.rollout_correction` says what is do
 
 Rejected tokens leave the response mask, hence the loss, its denominators and the KL and entropy terms (verl keeps
 them in the denominator of token-mean). A weight of 0 (IcePop) does not reject: its token stays in the denominators.
+Where nothing is set, a mode that may train on older weights takes `decoupled_token_is`; verl takes nothing.
 verl's V1 trainer reads none of this in bypass mode unless the loss is set by hand too; here it is one section that
 every process reads.
 """

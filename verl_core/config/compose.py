@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_core.config.checking import problems_of
+from verl_core.config.derived import derive
 from verl_core.config.keys import leaf_types, paths
 from verl_core.config.layers import RECIPES, Layer, override_layers, source_layers
 from verl_core.config.schema import RunConfig
@@ -26,7 +27,8 @@ class Resolved:
 
     Attributes:
         config: every setting.
-        origin: every setting's dotted key -> the file or override that set it last, or `default`.
+        origin: every setting's dotted key -> the file or override that set it last, `default`, or the setting that its
+            default follows from.
     """
 
     config: RunConfig
@@ -49,10 +51,11 @@ def resolve(source: str | Mapping[str, Any], overrides: Sequence[str] = (), reci
     written = _written(layers)
     reader = TypedReader(written)
     config = reader.read(_merged(layers))
+    derived = derive(config)
     problems = malformed + reader.problems + problems_of(config, written, reader.mistyped)
     if problems:
         raise ConfigError(report(problems))
-    return Resolved(config, {key: written.get(key, DEFAULT) for key in leaf_types()})
+    return Resolved(config, {key: derived.get(key, written.get(key, DEFAULT)) for key in leaf_types()})
 
 
 def report(problems: Sequence[str]) -> str:

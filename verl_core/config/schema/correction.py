@@ -13,7 +13,8 @@ class RolloutCorrectionConfig:
     """With r = pi_old / pi_rollout (bypass mode: pi / pi_rollout) of each sampled token.
 
     Attributes:
-        preset: name of a whole setting; excludes the other keys, `baseline_rows` apart.
+        preset: name of a whole setting; excludes the other keys, `baseline_rows` apart. "" = these other keys; where
+            none is set, an asynchronous mode takes `decoupled_token_is` (config/derived.py), `disabled` takes nothing.
         rollout_is: importance weights per `token` or per `sequence`; null = none.
         rollout_is_threshold: a number caps the weights; text `lo_hi` sets weights outside the band to 0 (IcePop).
         rollout_is_batch_normalize: divide the weights by their mean over the batch.
