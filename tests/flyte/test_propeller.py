@@ -179,6 +179,7 @@ def test_a_wrong_configuration_fails_in_the_first_node_and_is_not_retried(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_cluster_is_tried_again_as_often_as_the_task_says(package: Package, image: Path, tmp_path: Path) -> None:
     """Nobody holds a cluster here. Flyte counts `retries` only for an error that says RECOVERABLE in error.pb."""
     resolved = resolve(

@@ -37,7 +37,8 @@ def run_in_one_process(repo_root: Path, tmp_path: Path, *overrides: str) -> tupl
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", [pytest.param(MODES[0], marks=pytest.mark.slow), MODES[1]])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_both_modes_run_under_pyflyte_run(repo_root: Path, tmp_path: Path, mode: str) -> None:
     code, said, _ = run_in_one_process(
         repo_root, tmp_path, f"trainer.v1.trainer_mode={mode}", "trainer.total_training_steps=3"
@@ -63,6 +64,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("side", list(FAILURES))
 def test_an_error_of_either_side_is_what_pyflyte_run_shows(repo_root: Path, tmp_path: Path, side: str) -> None:
@@ -208,6 +210,7 @@ def pair(package: Package, image: Path, address: str, tmp_path: Path) -> Iterato
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_rollout_task_ends_the_trainer(pair: Callable[..., Pair]) -> None:
     both = pair()
@@ -218,6 +221,7 @@ def test_a_killed_rollout_task_ends_the_trainer(pair: Callable[..., Pair]) -> No
     assert "'tokens'" in said  # its last numbers
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_trainer_ends_the_rollout_task(pair: Callable[..., Pair]) -> None:
     both = pair()

@@ -18,6 +18,7 @@ SCRIPTED = {"defaults": ["scripted"]}
 KICKOFF = datetime(2026, 3, 1, 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_dated_run_is_promoted_and_its_checkpoint_evaluated(ray_cluster: None, tmp_path: Path) -> None:
     config = {**SCRIPTED, "trainer": {"default_local_dir": str(tmp_path), "experiment_name": "nightly"}}

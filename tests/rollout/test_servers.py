@@ -152,6 +152,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, request: pytest.Fix
         Servers(config, "servers-b", {"server-0": None}).shutdown()
 
 
+@pytest.mark.slow
 def test_a_killed_vllm_server_comes_back_with_the_last_published_weights(
     policy_folder: Path, request: pytest.FixtureRequest, sender: ShmSender, make_policy: Callable[..., Any]
 ) -> None:

@@ -22,6 +22,7 @@ from verl_core.trajectory import Trajectory
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 MODES = ["colocate_async", "separate_async"]
+ONE_NOW = [pytest.param("colocate_async", marks=pytest.mark.slow), "separate_async"]  # a run takes 15 s and more
 SLOW_TOKENS = "actor_rollout_ref.rollout.scripted_delay_s=0.03"
 STEPS = 6
 
@@ -64,7 +65,7 @@ def test_with_nothing_ahead_a_mode_is_sync_bit_for_bit(
     check_accounts(config, 4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONE_NOW)
 def test_running_ahead_keeps_the_bound_and_the_accounts(make_config: MakeConfig, mode: str) -> None:
     ahead = [*mode_settings(mode, 1, 1, "wait"), f"trainer.total_training_steps={STEPS}", SLOW_TOKENS]
     config = make_config(f"ahead_{mode}", *ahead)
@@ -92,7 +93,7 @@ def test_responses_that_are_cut_off_go_on_under_the_next_weights(make_config: Ma
     assert all(len({segment.weight_version for segment in row.segments}) == len(row.segments) for row in cut)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONE_NOW)
 def test_a_process_that_takes_over_tops_up_and_loses_nothing(make_config: MakeConfig, mode: str) -> None:
     settings = [*mode_settings(mode, 1, 4), f"trainer.total_training_steps={STEPS}", "trainer.save_freq=3"]
     config = make_config(f"taken_{mode}", *settings)
@@ -112,6 +113,7 @@ def test_a_process_that_takes_over_tops_up_and_loses_nothing(make_config: MakeCo
     check_accounts(config, STEPS)
 
 
+@pytest.mark.slow
 def test_a_mode_may_change_between_two_runs_of_a_directory_only_by_a_branch(make_config: MakeConfig) -> None:
     first = make_config("origin", *mode_settings("separate_async", 1, 4), "trainer.save_freq=2")
     with open_trainer(first) as trainer:
@@ -133,6 +135,7 @@ def test_a_mode_may_change_between_two_runs_of_a_directory_only_by_a_branch(make
     assert sorted(trained) == list(range(16))  # the branch first trains on what its origin had served and not used
 
 
+@pytest.mark.slow
 def test_lent_devices_serve_while_the_trainer_waits_and_are_back_when_it_trains(make_config: MakeConfig) -> None:
     settings = [
         *mode_settings("separate_async", 0, 4),

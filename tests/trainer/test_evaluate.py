@@ -50,6 +50,7 @@ def other_weights(checkpoint: Path, run: RunDir, step: int) -> Path:
     return CheckpointStore(run).save(step, write, {}).folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_other_weights_under_the_same_path_are_not_answered_with_old_numbers(
     make_config: MakeConfig, tmp_path: Path

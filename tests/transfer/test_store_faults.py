@@ -87,6 +87,7 @@ def test_a_storage_unit_dies_while_the_buffer_waits_and_the_run_is_taken_up_agai
     store.close()
 
 
+@pytest.mark.slow
 def test_the_controller_dies_while_the_buffer_waits(mortal: TransferQueueStore) -> None:
     buffer = ReplayBuffer(mortal, CONFIG, lambda prompts: None, Journaled(Disk()), reissue)
     buffer.submit([prompt_of(0), prompt_of(1)])
