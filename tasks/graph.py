@@ -23,14 +23,14 @@ def planned_steps(config: RunConfig) -> range:
     Raises:
         DataError, ModelError, CheckpointError: data, model folder or start checkpoint cannot be used.
     """
+    from verl_core.data.chat import chat_tokenizer
     from verl_core.data.dataset import training_stream
-    from verl_core.data.tokenizer import load_tokenizer
     from verl_core.record.rundir import RunDir
     from verl_core.trainer.past import first_step_of
     from verl_core.trainer.prompts import total_steps
     from verl_core.trainer.ray_session import run_root
 
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+    tokenizer = chat_tokenizer(config)
     total = total_steps(config, training_stream(config, config.data.train_files, tokenizer))
     return range(first_step_of(RunDir(run_root(config)), config), total + 1)
 

@@ -18,6 +18,8 @@ LEAST = {
 }
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+TOOL_AGENT = (f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.enable=true")
+TOOLS = (*TOOL_AGENT, f"{ROLLOUT}.multi_turn.tools=[calculator]")
 SPLIT = ("trainer.v1.trainer_mode=separate_async", "ray.mode=split")
 
 
@@ -121,7 +123,36 @@ CONTRADICTIONS = [
     (["trainer.v1.trainer_mode=snyc"], "trainer.v1.trainer_mode: unknown name 'snyc'; did you mean sync?"),
     (["trainer.logger=[wandb]"], "trainer.logger: 'wandb' is known in verl, not supported yet"),
     (["trainer.logger=[console,console]"], "trainer.logger: a logger is named twice"),
-    ([f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "'tool_agent' is known in verl, not supported yet"),
+    (
+        [f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
+        f"{ROLLOUT}.agent.default_agent_loop: tool_agent needs {ROLLOUT}.multi_turn.enable=true",
+    ),
+    (
+        [f"{ROLLOUT}.multi_turn.enable=true", f"{ROLLOUT}.multi_turn.tools=[calculator]"],
+        f"{ROLLOUT}.multi_turn.enable: {ROLLOUT}.agent.default_agent_loop=single_turn_agent takes one turn",
+    ),
+    ([*TOOL_AGENT], f"{ROLLOUT}.multi_turn.tools: no tool is named; give one, such as calculator"),
+    (
+        [*TOOLS, f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml"],
+        f"{ROLLOUT}.multi_turn.tool_config_path: {ROLLOUT}.multi_turn.tools is given too",
+    ),
+    (
+        [*TOOLS, f"{ROLLOUT}.multi_turn.max_assistant_turns=1"],
+        f"{ROLLOUT}.multi_turn.max_assistant_turns: calls of the last turn are not run",
+    ),
+    (
+        [*TOOLS, "data.max_response_length=256"],
+        f"{ROLLOUT}.multi_turn.max_tool_response_length: one answer of 256 tokens would fill data.max_response_length",
+    ),
+    (
+        [*TOOLS, f"{ROLLOUT}.multi_turn.max_turn_length=512"],
+        f"{ROLLOUT}.multi_turn.max_turn_length: 512 is no limit below data.max_response_length=512",
+    ),
+    (
+        [*TOOLS, f"{ROLLOUT}.name=scripted", f"{ROLLOUT}.scripted_lengths.median=8"],
+        f"{ROLLOUT}.scripted_lengths.median: with {ROLLOUT}.multi_turn.enable a turn must end where the policy ends it",
+    ),
+    ([f"{ROLLOUT}.multi_turn.format=json"], f"{ROLLOUT}.multi_turn.format: has no effect without"),
     (["trainer.steps_per_node=0"], "trainer.steps_per_node: must be at least 1, got 0"),
     (["trainer.save_freq=0"], "trainer.save_freq: must be -1 or at least 1, got 0"),
     ([f"{ACTOR}.optim.betas=[0.9]"], f"{ACTOR}.optim.betas: must be two numbers, got [0.9]"),

@@ -171,7 +171,7 @@ def test_a_refused_key_does_not_hide_those_that_begin_like_it() -> None:
         ("actor_rollout_ref.rollout.load_format", "delete it"),
         ("actor_rollout_ref.rollout.router_config_path", "least loaded"),
         ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "default_agent_loop"),
-        ("actor_rollout_ref.rollout.multi_turn.enable", "not supported yet"),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns", "max_assistant_turns"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend", "update_weights_backend"),
         ("actor_rollout_ref.rollout.disaggregation.enabled", "not supported yet"),
         ("actor_rollout_ref.rollout.enable_rollout_routing_replay", "not supported yet"),

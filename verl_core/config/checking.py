@@ -11,6 +11,7 @@ from verl_core.config import (
     checks_correction,
     checks_data,
     checks_ranges,
+    checks_multi_turn,
     checks_rollout,
     checks_trainer,
 )
@@ -26,6 +27,7 @@ CHECK_MODULES = (
     checks_rollout,
     checks_trainer,
     checks_async,
+    checks_multi_turn,
 )
 
 

@@ -55,7 +55,7 @@ KL_TYPES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 ASYNC_MODES = ("colocate_async", "separate_async")
 
-AGENT_LOOPS = ("single_turn_agent",)
+AGENT_LOOPS = ("single_turn_agent", "tool_agent")
 
 LOGGERS = ("console", "jsonl", "tensorboard")
 
@@ -63,4 +63,4 @@ LOGGERS = ("console", "jsonl", "tensorboard")
 VERL_ADV_ESTIMATORS = frozenset({"grpo_vectorized", "rloo_vectorized"})
 VERL_TRAINER_MODES: frozenset[str] = frozenset()
 VERL_LOGGERS = frozenset({"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file"})
-VERL_AGENT_LOOPS = frozenset({"tool_agent"})
+VERL_AGENT_LOOPS: frozenset[str] = frozenset()

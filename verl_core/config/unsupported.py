@@ -78,7 +78,13 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         f"known in verl; give {_ROLLOUT}.agent.default_agent_loop=package.Class",
     ),
     (f"{_ROLLOUT}.agent.agent_loop_manager_class", f"{_LATER}; delete it"),
-    (f"{_ROLLOUT}.multi_turn", f"{_LATER}; write an agent loop and name it in {_ROLLOUT}.agent.default_agent_loop"),
+    (
+        f"{_ROLLOUT}.multi_turn.max_user_turns",
+        f"known in verl; tools answer every turn that calls them, so {_ROLLOUT}.multi_turn.max_assistant_turns is enough",
+    ),
+    (f"{_ROLLOUT}.multi_turn.interaction_config_path", f"{_LATER}: only tools answer; delete it"),
+    (f"{_ROLLOUT}.multi_turn.use_inference_chat_template", "known in verl, always on here; delete it"),
+    (f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode", "known in verl, not needed: ids are never made again"),
     (f"{_ROLLOUT}.checkpoint_engine.backend", f"known in verl; use {_ROLLOUT}.update_weights_backend"),
     (
         f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",

@@ -18,10 +18,11 @@ class ChatTokenizer:
     Args:
         inner: the transformers tokenizer; has a chat template and an end token.
         name: of the folder, for messages.
+        tools: schemas that every chat is rendered with, as chat templates want them.
     """
 
-    def __init__(self, inner: Any, name: str) -> None:
-        self.inner, self.name = inner, name
+    def __init__(self, inner: Any, name: str, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.inner, self.name, self.tools = inner, name, list(tools)
 
     @property
     def eos_token_id(self) -> int:
@@ -34,15 +35,27 @@ class ChatTokenizer:
         Raises:
             DataError: the template refuses the messages (a role it does not know, for example), or gives no token.
         """
-        from jinja2 import TemplateError
-
-        try:
-            ids = self.inner.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        except TemplateError as error:
-            raise DataError(f"{place}: the chat template of {self.name} refuses the prompt: {error}") from error
+        ids = self._rendered(messages, place, tokenize=True)
         if not ids:
             raise DataError(f"{place}: the chat template of {self.name} makes no token of the prompt")
         return np.asarray(ids, dtype=np.int32)
+
+    def render_chat(self, messages: list[dict[str, Any]], place: str) -> str:
+        """The text whose ids `encode_chat` gives. Raises DataError: the template refuses the messages."""
+        return str(self._rendered(messages, place, tokenize=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text as it stands: nothing is added at either end."""
+        return [int(token) for token in self.inner.encode(text, add_special_tokens=False)]
+
+    def _rendered(self, messages: list[dict[str, Any]], place: str, tokenize: bool) -> Any:
+        from jinja2 import TemplateError
+
+        asked: dict[str, Any] = {"tokenize": tokenize, "add_generation_prompt": True, "tools": self.tools or None}
+        try:
+            return self.inner.apply_chat_template(messages, **asked, **({"return_dict": False} if tokenize else {}))
+        except TemplateError as error:
+            raise DataError(f"{place}: the chat template of {self.name} refuses the prompt: {error}") from error
 
     def decode(self, token_ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
         """Text of response ids."""

@@ -12,7 +12,10 @@ from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError
 from verl_core.rollout.interface import AgentLoop
 
-BUILT_IN = {"single_turn_agent": "verl_core.rollout.single_turn"}  # name -> module that registers it
+BUILT_IN = {  # name -> module that registers it
+    "single_turn_agent": "verl_core.rollout.single_turn",
+    "tool_agent": "verl_core.rollout.tool_agent",
+}
 
 
 class AgentLoopClass(Protocol):

@@ -100,12 +100,20 @@ class GroupRunner:
         bounds = {"rollout.request_timeout_s": rollout.request_timeout_s}
         if resumable(self.config):
             bounds["rollout.pause_timeout_s"] = rollout.pause_timeout_s
+        if rollout.multi_turn.enable:
+            bounds["rollout.multi_turn.tool_timeout_s"] = rollout.multi_turn.tool_timeout_s
         return bounds
+
+    @property
+    def _turns(self) -> int:
+        """Generations of a session, each with these limits of its own."""
+        turns = self.config.actor_rollout_ref.rollout.multi_turn
+        return turns.max_assistant_turns if turns.enable else 1
 
     @property
     def _limit_s(self) -> float:
         grace = RESUMED_GRACE_S if resumable(self.config) else TIMEOUT_GRACE_S
-        return sum(self._limits.values()) + grace
+        return self._turns * sum(self._limits.values()) + grace
 
     def _outcome(
         self, prompt: Prompt, session: int, task: asyncio.Task[list[Trajectory]], hung: bool
@@ -113,7 +121,9 @@ class GroupRunner:
         """The session's trajectories, or why there are none."""
         if hung:
             limit = " + ".join(f"{key}={seconds:g}" for key, seconds in self._limits.items())
-            return f"still running after {limit}, cut off" + ("" if task.done() else "; it ignores being cancelled")
+            turns = f" for each of {self._turns} turns" if self._turns > 1 else ""
+            deaf = "" if task.done() else "; it ignores being cancelled"
+            return f"still running after {limit}{turns}, cut off{deaf}"
         if task.cancelled():
             return "cancelled"
         error = task.exception()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_core.config import RunConfig, config_hash
-from verl_core.data.tokenizer import load_tokenizer
+from verl_core.data.chat import chat_tokenizer
 from verl_core.metrics import open_sinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
@@ -124,7 +124,7 @@ def _open(
     agree_with_past(run, config, owner)
     if config.trainer.use_v1:
         require_transfer_queue()
-    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+    tokenizer = chat_tokenizer(config)
     stream, validation = streams(config, tokenizer)
     sources = sorted({row.source.data_source for rows in (stream, validation) if rows for row in rows.rows})
     check_sources(sources, config.reward)

@@ -15,8 +15,11 @@ SPECIAL_TOKENS = (PAD, END, *(f"<|{role}|>" for role in ROLES))
 VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 MAX_LENGTH = 4096
 
-# One id per role instead of its spelled-out name: a one-digit sum is then a prompt of seven tokens.
+# One id per role instead of its spelled-out name: a one-digit sum is then a prompt of seven tokens. Of tools the tiny
+# policy is told name and arguments only: `calc(e)`.
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool['function']['name'] + '(' +"
+    " tool['function']['parameters'].get('properties', {}) | join(',') + ')' }}{% endfor %}{{ '<|end|>' }}{% endif %}"
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

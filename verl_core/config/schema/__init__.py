@@ -15,7 +15,7 @@ from verl_core.config.schema.cluster import GroupConfig, RayConfig
 from verl_core.config.schema.correction import RolloutCorrectionConfig
 from verl_core.config.schema.data import DataConfig, PrepareConfig
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
-from verl_core.config.schema.rollout import AgentConfig, RolloutConfig, ValConfig
+from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
 from verl_core.config.schema.trainer import BufferConfig, TrainerConfig, V1Config
 from verl_core.config.schema.warm_start import WarmStartConfig
@@ -37,6 +37,7 @@ __all__ = [
     "PolicyLossConfig",
     "PrepareConfig",
     "RayConfig",
+    "MultiTurnConfig",
     "RefConfig",
     "RewardConfig",
     "RolloutConfig",

@@ -28,6 +28,35 @@ class AgentConfig:
 
 
 @dataclass
+class MultiTurnConfig:
+    """Read by `tool_agent`, and by agents of your own that build on it.
+
+    Attributes:
+        enable: sessions of several turns with tools between them; goes with agent.default_agent_loop=tool_agent.
+        max_assistant_turns: turns of the policy in a session; the last one's calls are not run.
+        max_turn_length: tokens of one turn; null = what is left of data.max_response_length.
+        max_parallel_calls: calls of one turn that are run, side by side.
+        max_tool_response_length: tokens of one answer (verl counts characters); longer ones are cut.
+        tool_response_truncate_side: which part stays, as in verl: `left` the beginning, `right` the end, `middle` both.
+        tool_timeout_s: seconds of one call; a tool's own limit wins where it is shorter.
+        format: how calls are written in a turn.
+        tools: short names, or `package.module.Class`.
+        tool_config_path: or a YAML file in verl's layout, for classes that are built with arguments.
+    """
+
+    enable: bool = False
+    max_assistant_turns: int = 8
+    max_turn_length: int | None = None
+    max_parallel_calls: int = 1
+    max_tool_response_length: int = 256
+    tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
+    tool_timeout_s: float = 30.0
+    format: Literal["hermes", "json"] = "hermes"
+    tools: list[str] = field(default_factory=list)
+    tool_config_path: str = ""
+
+
+@dataclass
 class ScriptedLengthsConfig:
     """Response lengths that the scripted engine draws instead of letting the policy end its responses: log-normal.
 
@@ -89,3 +118,4 @@ class RolloutConfig:
     update_weights_bucket_megabytes: int = 512
     val_kwargs: ValConfig = field(default_factory=ValConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
