@@ -77,6 +77,7 @@ def versions() -> dict[str, str]:
 def finish(session: Session) -> Summary:
     """Write summary.json and report.html of a run whose last step is done."""
     session.restore(session.total_steps)
+    session.buffer.abandon("the run is over")  # nothing should be left; what is has a reason, and is not lost
     session.journal.ended(session.total_steps)
     steps = range(session.start_step + 1, session.total_steps + 1)
     numbers = [read_metrics(session.run, step) for step in steps]
