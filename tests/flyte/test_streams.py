@@ -87,6 +87,7 @@ def test_an_error_of_either_side_is_what_pyflyte_run_shows(repo_root: Path, tmp_
     assert ended - account["time"] < bound_s("error of the trainer")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_both_streams_run_at_the_same_time_on_a_held_cluster(
     package: Package, image: Path, address: str, tmp_path: Path

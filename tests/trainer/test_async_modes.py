@@ -54,7 +54,7 @@ def check_accounts(config: RunConfig, steps: int) -> None:
     assert len(trained) == len(set(trained)) == accounts.trained
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONE_NOW)
 def test_with_nothing_ahead_a_mode_is_sync_bit_for_bit(
     make_config: MakeConfig, undisturbed: Summary, mode: str
 ) -> None:
@@ -93,7 +93,8 @@ def test_responses_that_are_cut_off_go_on_under_the_next_weights(make_config: Ma
     assert all(len({segment.weight_version for segment in row.segments}) == len(row.segments) for row in cut)
 
 
-@pytest.mark.parametrize("mode", ONE_NOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_a_process_that_takes_over_tops_up_and_loses_nothing(make_config: MakeConfig, mode: str) -> None:
     settings = [*mode_settings(mode, 1, 4), f"trainer.total_training_steps={STEPS}", "trainer.save_freq=3"]
     config = make_config(f"taken_{mode}", *settings)

@@ -62,6 +62,7 @@ def test_a_process_that_stops_after_any_stage_is_continued_exactly(
     assert accounting(RunDir(run_root(config))).exact
 
 
+@pytest.mark.slow
 def test_actors_that_vanish_between_two_nodes_are_rebuilt(make_config: MakeConfig, undisturbed: Summary) -> None:
     config = make_config("vanished")
     with open_trainer(config) as trainer:

@@ -77,6 +77,7 @@ def launched_by_a_driver_that_died() -> Endpoint:
     return endpoint
 
 
+@pytest.mark.slow
 def test_life_and_death(ray_cluster: None) -> None:
     """One story, for a start takes seconds: first its creator dies, then a unit, then the controller."""
     endpoint = launched_by_a_driver_that_died()
