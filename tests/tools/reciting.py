@@ -80,6 +80,11 @@ class RecitingEngine(CutEngine):
         super().__init__(config, folder, cuts)
         self.turns = [[*ids_of(turn), END] for turn in turns]
 
+    def _admit(self, *arguments: Any) -> Any:
+        request = super()._admit(*arguments)
+        self.version += request.cut.is_set()  # cut before its first token
+        return request
+
     def _next_token(self, model: ScriptedModel, request: Any) -> None:
         if request.version != self.version:
             request.version, request.state = self.version, None

@@ -25,7 +25,8 @@ def turns_belong_to_an_agent(facts: Facts) -> Iterator[str]:
 def turn_settings_are_read(facts: Facts) -> Iterator[str]:
     """Without turns there is nothing between them."""
     if not facts.config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield from no_effect(facts, facts.given_below(_MULTI_TURN), f"without {_MULTI_TURN}.enable=true")
+        keys = [*facts.given_below(_MULTI_TURN), "warm_start.tool_share"]
+        yield from no_effect(facts, keys, f"without {_MULTI_TURN}.enable=true")
 
 
 @check

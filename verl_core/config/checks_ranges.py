@@ -182,6 +182,7 @@ _REASONS = {
     "ray.head.replicas": "a Ray cluster has one head",
 }
 
+    "warm_start.tool_share": Range(0, 1, low_open=True),
 
 @check
 def numbers_in_range(facts: Facts) -> Iterator[str]:

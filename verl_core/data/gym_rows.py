@@ -44,7 +44,7 @@ def _dataset(config: PrepareConfig) -> Any:
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if config.task not in DATASETS:
-        near = difflib.get_close_matches(config.task, ["one_digit_sums", *DATASETS], n=3)
+        near = difflib.get_close_matches(config.task, ["one_digit_sums", "calculator", *DATASETS], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(DATASETS))}"
         raise DataError(f"data.prepare.task: reasoning-gym has no task {config.task!r}; {hint}")
     if taken := {"seed", "size"} & set(config.config):

@@ -21,6 +21,7 @@ from verl_core.config.wire import stable_hash
 from verl_core.data.digit_sums import digit_sum_rows
 from verl_core.data.gym_rows import gym_rows
 from verl_core.data.plain_rows import plain_rows
+from verl_core.data.products import product_rows
 from verl_core.errors import DataError
 from verl_core.models.folder import published
 
@@ -39,7 +40,10 @@ SCHEMA = pa.schema(
     ]
 )
 _ACCOUNT = "prepared.json"
-_OWN_TASKS: dict[str, Callable[[PrepareConfig], Splits]] = {"one_digit_sums": digit_sum_rows}
+_OWN_TASKS: dict[str, Callable[[PrepareConfig], Splits]] = {
+    "one_digit_sums": digit_sum_rows,
+    "calculator": product_rows,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ _MATHS = (
 )
 _BUILT_IN = {
     "one_digit_sums": "verl_core.reward.verifiers.digits",
+    "calculator": "verl_core.reward.verifiers.products",
     "reasoning_gym/": "verl_core.reward.verifiers.gym",
     "reasoning_gym_lenient/": "verl_core.reward.verifiers.gym",
     **dict.fromkeys(_MATHS, "verl_core.reward.verifiers.maths"),

@@ -60,8 +60,13 @@ def policy_folder(config: RunConfig) -> str:
     Raises:
         ConfigError: trainer.default_local_dir is a URL.
     """
-    data = config.data
-    return _asset(config, "policy", config.warm_start, data.prepare, data.train_files, data.val_files)
+    data, made = config.data, asdict(config.warm_start)
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    taught = [data.prepare, data.train_files, data.val_files]
+    if not turns.enable:
+        del made["tool_share"]  # nothing reads it
+        return _asset(config, "policy", made, *taught)
+    return _asset(config, "policy", made, *taught, [turns.format, turns.tools, turns.tool_config_path])
 
 
 def with_assets(config: RunConfig, train: list[str], val: list[str], model: str) -> RunConfig:

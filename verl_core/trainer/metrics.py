@@ -11,6 +11,7 @@ from verl_core.batch import TrainBatch
 from verl_core.rollout.usage import ServerUsage
 from verl_core.trajectory import Bool, Reward, Trajectory
 from verl_core.transfer.drops import DropSummary
+from verl_core.trainer.turn_metrics import turn_metrics
 
 
 def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[str, float]:
@@ -25,7 +26,8 @@ def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[s
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], max_response: int, seconds: float) -> dict[str, float]:
-    """Lengths, and tokens sampled per second of the generating stage.
+    """Lengths, tokens sampled per second of the generating stage, and turns and calls where there are tools. A response
+    is all that follows the prompt, answers of tools included.
 
     response_length/clip_ratio is the share of responses that were cut by `max_response`.
     """
@@ -33,10 +35,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory], max_response: int, secon
     prompts = np.asarray([len(row.prompt_ids) for row in trajectories], dtype=np.int64)
     return {
         **spread("response_length", responses),
+    sampled = float(sum(int(row.response_mask.sum()) for row in trajectories))
         **spread("prompt_length", prompts),
         "response_length/clip_ratio": float((responses >= max_response).mean()),
         "response/aborted_ratio": float((responses == 0).mean()),
-        "perf/rollout_tokens_per_s": float(responses.sum()) / max(seconds, 1e-9),
+        "perf/rollout_tokens_per_s": sampled / max(seconds, 1e-9),
+        **turn_metrics(trajectories),
     }
 
 
@@ -104,6 +108,8 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
     }
     if "entropy" not in batch.columns:
         return told
+    if "values" in batch.columns:
+        told |= _value_metrics(batch)
     drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
     log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
     return told | {
@@ -112,3 +118,11 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
         "training/rollout_log_probs_diff_max": float(log_drift.max(initial=0.0)),
         "actor/entropy": float(batch.columns["entropy"][mask].mean()) if mask.any() else 0.0,
     }
+
+
+def _value_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Old values, and how much of the returns they knew; that is left out where returns do not vary."""
+    values, returns, mask = batch.columns["values"], batch.columns["returns"], batch.response_mask
+    known = explained_variance(torch.from_numpy(values), torch.from_numpy(returns), torch.from_numpy(mask))
+    told = spread("critic/values", values[mask])
+    return told if known is None else told | {"critic/vf_explained_var": known}

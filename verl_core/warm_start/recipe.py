@@ -18,19 +18,24 @@ import numpy as np
 
 from verl_core.config.schema import DataConfig, RunConfig
 from verl_core.config.wire import stable_hash
+from verl_core.data.chat import with_tools
 from verl_core.data.prepare import rows_of
 from verl_core.data.reader import read_rows
 from verl_core.data.row import Columns, DatasetRow, checked_row
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
 from verl_core.models.folder import published, weights_file_sha256
-from verl_core.warm_start.examples import Example, examples_of
+from verl_core.tools.interface import schema_of
+from verl_core.tools.parsers import format_called
+from verl_core.tools.registry import tools_of
+from verl_core.warm_start.examples import Example, demonstrations_of, examples_of
 from verl_core.warm_start.model import build_model, write_policy
 from verl_core.warm_start.sft import Progress, train
 from verl_core.warm_start.tokenizer import make_tokenizer
 
 _ACCOUNT = "warm_start.json"
 _LINE_EVERY_S = 2.0
+_JUDGED = 48  # demonstrations that are judged before every step; they are long
 _SPLIT = 2  # keeps the random stream that chooses what is taught apart from the one that draws rows
 
 
@@ -72,7 +77,7 @@ def warm_start(config: RunConfig, out_dir: str | Path, say: Callable[[str], None
         return known
     settings, started = config.warm_start, time.monotonic()
     inner = make_tokenizer()
-    judged, taught = _curriculum(config, ChatTokenizer(inner, "the tiny policy"))
+    judged, taught = _curriculum(config, with_tools(config, ChatTokenizer(inner, "the tiny policy")))
     model = build_model(inner, settings)
     line = _ProgressLine(settings.steps, settings.target_accuracy, say or _to_stderr)
     end = train(model, taught, judged, inner.pad_token_id, settings, line)
@@ -95,7 +100,12 @@ def recipe_of(config: RunConfig) -> dict[str, Any]:
     settings = asdict(config.warm_start)
     del settings["enable"]
     rows = [[(row.messages, row.ground_truth) for row in split] for split in _task_rows(config.data)]
-    return {**settings, "rows": stable_hash(rows), "torch": importlib.metadata.version("torch")}
+    recipe = {**settings, "rows": stable_hash(rows), "torch": importlib.metadata.version("torch")}
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    if not turns.enable:
+        del recipe["tool_share"]
+        return recipe
+    return {**recipe, "format": turns.format, "tools": [schema_of(tool) for tool in tools_of(turns).values()]}
 
 
 def _made_before(folder: Path, recipe: dict[str, Any]) -> WarmStartResult | None:
@@ -110,7 +120,8 @@ def _made_before(folder: Path, recipe: dict[str, Any]) -> WarmStartResult | None
 
 
 def _curriculum(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[list[Example], list[Example]]:
-    """(all distinct examples of the task, the seeded share of the training ones that is taught)."""
+    """(all distinct examples of the task, the seeded share of the training ones that is taught). A tool agent is shown
+    calls in `tool_share` of what it is taught, and judged by calls."""
     train_rows, val_rows = _task_rows(config.data)
     trained_on = examples_of(train_rows, tokenizer)
     count = round(config.warm_start.task_share * len(trained_on))
@@ -118,7 +129,15 @@ def _curriculum(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[list[Examp
         raise DataError(f"warm_start.task_share leaves none of {len(trained_on)} distinct prompts to teach; raise it")
     order = np.random.default_rng([config.warm_start.seed, _SPLIT]).permutation(len(trained_on))
     taught = [trained_on[place] for place in sorted(order[:count])]
-    return examples_of([*train_rows, *val_rows], tokenizer), taught
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    if not turns.enable:
+        return examples_of([*train_rows, *val_rows], tokenizer), taught
+    shown = demonstrations_of([*train_rows, *val_rows], tokenizer, format_called(turns.format))
+    with_help = round(config.warm_start.tool_share * count)
+    helped = {trained_on[place].prompt_ids for place in order[:with_help]}
+    demonstrated = [example for example in shown if example.prompt_ids in helped]
+    by_heart = [example for example in taught if example.prompt_ids not in helped]
+    return shown[:: -(-len(shown) // _JUDGED)], [*demonstrated, *by_heart]
 
 
 def _task_rows(data: DataConfig) -> tuple[Sequence[DatasetRow], Sequence[DatasetRow]]:

@@ -11,7 +11,7 @@ class PrepareConfig:
     """Build the dataset instead of reading one that exists. Used when `data.train_files` is empty.
 
     Attributes:
-        task: name of a `reasoning-gym` task, or `one_digit_sums` (the quickstart's own).
+        task: name of a `reasoning-gym` task, `one_digit_sums` (the quickstart's own) or `calculator` (for tools).
         file: or a file of questions and answers (parquet or JSONL), turned into the trainer's format.
         config: the task's own settings. For a file: `question_key` and `answer_key`, the names of its columns.
         data_source: picks the verifier; empty = the task's own. A file has none of its own.

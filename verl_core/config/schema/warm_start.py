@@ -16,6 +16,8 @@ class WarmStartConfig:
         task.
         steps: optimizer steps of supervised fine-tuning at most.
         task_share: share of the task's distinct prompts that is taught; the rest is left to reinforcement learning.
+        tool_share: with rollout.multi_turn.enable, share of the taught prompts that is answered with a tool's help; the
+        rest by heart.
         batch_size: rows per step.
         lr: constant AdamW learning rate.
         hidden_size: width; a multiple of 32, since the inference engine wants heads of at least 32.
@@ -27,6 +29,7 @@ class WarmStartConfig:
     target_accuracy: float = 0.42
     steps: int = 200
     task_share: float = 0.8
+    tool_share: float = 0.5
     batch_size: int = 128
     lr: float = 2e-3
     hidden_size: int = 128
