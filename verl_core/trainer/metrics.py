@@ -108,8 +108,6 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
     }
     if "entropy" not in batch.columns:
         return told
-    if "values" in batch.columns:
-        told |= _value_metrics(batch)
     drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
     log_drift = np.abs(batch.columns["old_log_probs"][mask] - batch.columns["rollout_log_probs"][mask])
     return told | {
@@ -118,11 +116,3 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
         "training/rollout_log_probs_diff_max": float(log_drift.max(initial=0.0)),
         "actor/entropy": float(batch.columns["entropy"][mask].mean()) if mask.any() else 0.0,
     }
-
-
-def _value_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Old values, and how much of the returns they knew; that is left out where returns do not vary."""
-    values, returns, mask = batch.columns["values"], batch.columns["returns"], batch.response_mask
-    known = explained_variance(torch.from_numpy(values), torch.from_numpy(returns), torch.from_numpy(mask))
-    told = spread("critic/values", values[mask])
-    return told if known is None else told | {"critic/vf_explained_var": known}
