@@ -40,7 +40,7 @@ class TrainBatch:
         response_ids: int32 flat with `response_offsets` int64 [B + 1].
         response_mask: bool flat, aligned with response_ids. A row that must not be trained on has an all-False mask.
         columns: float32 flat arrays aligned with response_ids. Names in use: rollout_log_probs, old_log_probs,
-            ref_log_probs, entropy, token_rewards, advantages, returns.
+            ref_log_probs, entropy, values, token_rewards, advantages, returns.
         scores: float32 [B], the outcome of the session on its last output, 0 on the others.
     """
 

@@ -49,7 +49,29 @@ CONTRADICTIONS = [
         "algorithm.adv_estimator: unknown name 'gppo'; did you mean grpo? (known: gae, gdpo,",
     ),
     (["algorithm.adv_estimator=rloo_vectorized"], "'rloo_vectorized' is known in verl, not supported yet; use one of"),
-    (["algorithm.adv_estimator=gae"], "algorithm.adv_estimator: gae needs the values of a critic, which nothing"),
+    (["critic.enable=true"], "critic.enable: algorithm.adv_estimator=grpo reads no values, so the critic would be"),
+    (
+        ["algorithm.adv_estimator=gae", "critic.enable=false"],
+        "critic.enable: algorithm.adv_estimator=gae needs the values of a critic; leave it null",
+    ),
+    (
+        ["algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=5"],
+        "critic.ppo_mini_batch_size: 5 does not divide data.train_batch_size=32",
+    ),
+    (
+        ["algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=1", f"{ROLLOUT}.n=1", "trainer.n_gpus_per_node=2"],
+        "critic.ppo_mini_batch_size: a mini-batch of 1 rows (times actor_rollout_ref.rollout.n) cannot be spread",
+    ),
+    (
+        ["algorithm.adv_estimator=gae", "critic.loss_agg_mode=token_mean"],
+        "critic.loss_agg_mode: unknown name 'token_mean'; did you mean token-mean?",
+    ),
+    (["algorithm.adv_estimator=gae", "critic.optim.betas=[0.9]"], "critic.optim.betas: must be two numbers, got [0.9]"),
+    (["algorithm.adv_estimator=gae", "critic.cliprange_value=0"], "critic.cliprange_value: must be greater than 0"),
+    (
+        ["algorithm.adv_estimator=gae", "trainer.critic_warmup=9", "trainer.total_training_steps=9"],
+        "trainer.critic_warmup: in the first 9 steps only the critic is trained, and trainer.total_training_steps=9",
+    ),
     (["algorithm.adv_estimator=remax"], "algorithm.adv_estimator: remax needs the reward of a greedy response"),
     (["algorithm.adv_estimator=opo", f"{ROLLOUT}.n=1"], "algorithm.adv_estimator=opo compares the samples of one"),
     (["algorithm.adv_estimator=gdpo"], "algorithm.gdpo_reward_keys: algorithm.adv_estimator=gdpo compares the named"),
@@ -266,6 +288,19 @@ WITHOUT_EFFECT = [
     (f"{ROLLOUT}.enable_prefix_caching=false", [f"{ROLLOUT}.name=scripted"], []),
     (f"{ROLLOUT}.dtype=float32", [f"{ROLLOUT}.name=scripted"], []),
     (f"{ROLLOUT}.kv_cache_bytes=5", ["trainer.device=cuda"], ["trainer.device=cpu"]),
+    ("critic.cliprange_value=0.2", [], ["algorithm.adv_estimator=gae"]),
+    ("critic.model.path=x", [], ["algorithm.adv_estimator=gae"]),
+    ("trainer.critic_warmup=3", [], ["algorithm.adv_estimator=gae"]),
+    (
+        "critic.optim.lr_warmup_steps_ratio=0.1",
+        ["algorithm.adv_estimator=gae", "critic.optim.lr_warmup_steps=3"],
+        ["algorithm.adv_estimator=gae"],
+    ),
+    (
+        "critic.optim.min_lr_ratio=0.1",
+        ["algorithm.adv_estimator=gae"],
+        ["algorithm.adv_estimator=gae", "critic.optim.lr_scheduler_type=cosine"],
+    ),
     (f"{ROLLOUT}.gpu_memory_utilization=0.3", ["trainer.device=cpu"], ["trainer.device=cuda"]),
     (
         f"{ROLLOUT}.tensor_model_parallel_size=2",

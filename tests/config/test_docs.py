@@ -20,7 +20,7 @@ LEAST = {
 }
 SHOWN = [
     ["trainer.total_training_step=5"],
-    ["critic.enable=true"],
+    ["trainer.val_only=true"],
     ["actor_rollout_ref.actor.optim.warmup_style=cosine"],
     ["data.train_batch_size=abc"],
     ["trainer.device=gpu"],
@@ -28,7 +28,8 @@ SHOWN = [
     ["data.train_batch_size=48"],
     ["actor_rollout_ref.rollout.top_p=0.9"],
     ["actor_rollout_ref.rollout.n=1"],
-    ["algorithm.adv_estimator=gae"],
+    ["algorithm.adv_estimator=remax"],
+    ["critic.enable=true"],
     ["algorithm.adv_estimator=gdpo"],
     ["actor_rollout_ref.actor.policy_loss.loss_mode=dro"],
     ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=0.5_5"],

@@ -190,11 +190,11 @@ def test_ranks_that_do_not_answer_have_the_start_budget_not_that_of_a_step(
     config, asked = make_config(), []
     config.trainer.init_timeout_s = 7.0
 
-    def silent(actors: list[Any], method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+    def silent(actors: list[Any], method: str, arguments: tuple[Any, ...], seconds: float, who: str) -> list[Any]:
         asked.append((method, seconds))
         raise DeadlineExceeded("status", seconds, "busy")
 
-    monkeypatch.setattr("verl_core.engine.worker_group.call_all", silent)
+    monkeypatch.setattr("verl_core.engine.rank_group.call_all", silent)
     assert not PolicyGroup(config, "verl-engine-nobody", [object()])._usable("any")
     assert asked == [("status", 7.0)]
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from verl_core.config.schema import OptimConfig, RunConfig
-from verl_core.engine.schedule import Schedule, optimizer_steps
+from verl_core.engine.schedule import Schedule
+from verl_core.engine.training import critic_training, policy_training
 
 
 def test_the_horizon_counts_optimizer_steps() -> None:
@@ -15,7 +16,11 @@ def test_the_horizon_counts_optimizer_steps() -> None:
     config.data.train_batch_size = 32
     config.actor_rollout_ref.actor.ppo_mini_batch_size = 8
     config.actor_rollout_ref.actor.ppo_epochs = 3
-    assert optimizer_steps(config, total_training_steps=10) == 10 * 3 * 4
+    assert policy_training(config, 10).horizon == critic_training(config, 10).horizon == 10 * 3 * 4
+    config.critic.ppo_mini_batch_size, config.critic.ppo_epochs = 16, 1
+    config.trainer.critic_warmup = 4  # steps in which only the critic takes optimizer steps
+    assert policy_training(config, 10).horizon == 6 * 3 * 4
+    assert critic_training(config, 10).horizon == 10 * 2
 
 
 def test_warm_up_starts_above_zero_and_ends_at_the_full_rate() -> None:

@@ -18,7 +18,8 @@ from verl_core.trainer.finish import overhead_share
 from verl_core.trainer.metrics import batch_metrics, reward_metrics, rollout_metrics
 from verl_core.trainer.stages.advantage import advantage, assemble, corrected, penalised, reward_parts, with_advantages
 from verl_core.trainer.stages.reward import unscored_groups
-from verl_core.trajectory import Reward, Segment, Trajectory
+from verl_core.trainer.stages.update import update
+from verl_core.trajectory import Float32, Reward, Segment, Trajectory
 
 
 def row(uid: str, session: int, tokens: int, ordinal: int = 0, masked: tuple[int, ...] = ()) -> Trajectory:
@@ -178,7 +179,7 @@ def test_the_stage_corrects_in_decoupled_mode_and_recomputes_nothing_in_bypass_m
     config.algorithm.adv_estimator = "rloo"
     correction = config.algorithm.rollout_correction
     correction.bypass_mode, correction.rollout_rs, correction.rollout_rs_threshold = bypass, "seq_max_k2", 0.1
-    session = SimpleNamespace(config=config, files=files, policy=policy, training=lambda *_: nullcontext())
+    session = SimpleNamespace(config=config, files=files, policy=policy, critic=None, training=lambda *_: nullcontext())
     advantage(session, 1)  # type: ignore[arg-type]
     batch, metrics = files.saved
     assert policy.calls == (0 if bypass else 1)
@@ -192,6 +193,49 @@ def test_the_stage_corrects_in_decoupled_mode_and_recomputes_nothing_in_bypass_m
         assert batch.columns["advantages"].tolist() == [0, 0, -1, -1, 1, 1]
         assert metrics["rollout_corr/rejected_row_share"] == pytest.approx(1 / 3)
         assert metrics["critic/rewards/mean"] == pytest.approx(1.5)
+
+
+class Critic:
+    """Values by hand; NaN where the token is not the policy's."""
+
+    def values(self, batch: TrainBatch) -> Float32:
+        return np.asarray([0.5, np.nan, 0.25, 1.0], dtype=np.float32)
+
+
+def test_values_reach_the_estimator_and_the_batch_of_the_step() -> None:
+    rows = [row("a", 0, 3, masked=(1,)), row("a", 1, 1)]
+    files = Files(rows, [Reward("a_0_0", 1.0), Reward("a_1_0", 0.0)])
+    config = RunConfig()
+    config.algorithm.adv_estimator, config.algorithm.lam = "gae", 0.5
+    session = SimpleNamespace(
+        config=config, files=files, policy=Policy(), critic=Critic(), training=lambda *_: nullcontext()
+    )
+    advantage(session, 1)  # type: ignore[arg-type]
+    batch, metrics = files.saved
+    assert batch.columns["values"][[0, 2, 3]].tolist() == [0.5, 0.25, 1.0]
+    # Row 0: d = 0 + 0.25 - 0.5 and 1 - 0.25; A = -0.25 + 0.5 x 0.75 and 0.75. Row 1: 0 - 1. Returns are A + V.
+    assert batch.columns["returns"].tolist() == [0.625, 0.0, 1.0, 0.0]
+    raw = np.asarray([0.125, 0.75, -1.0])
+    white = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
+    assert batch.columns["advantages"][[0, 2, 3]].tolist() == pytest.approx(white.tolist(), rel=1e-5)
+    returns = np.asarray([0.625, 1.0, 0.0])
+    assert metrics["critic/vf_explained_var"] == pytest.approx(1 - raw.var(ddof=1) / returns.var(ddof=1))
+    assert metrics["critic/values/mean"] == pytest.approx(1.75 / 3)
+
+
+def test_the_critic_is_trained_before_the_policy() -> None:
+    told: list[str] = []
+
+    def engine(name: str) -> SimpleNamespace:
+        return SimpleNamespace(update=lambda batch, step: told.append(f"{name} {step} {batch}") or {name: 1.0})
+
+    trained = {"critic": engine("critic"), "actor": engine("actor")}
+    files = SimpleNamespace(batch=lambda step: "batch")
+    session = SimpleNamespace(
+        files=files, trained=trained, training=lambda name, _: nullcontext(told.append(name)), saves_at=lambda _: False
+    )
+    assert update(session, 3).metrics == {"critic": 1.0, "actor": 1.0}  # type: ignore[arg-type]
+    assert told == ["update_critic", "critic 3 batch", "update_actor", "actor 3 batch"]
 
 
 def test_only_groups_without_any_score_are_unscored() -> None:

@@ -15,9 +15,10 @@ from verl_core.algorithms.aggregation import AGGREGATIONS
 from verl_core.algorithms.correction.rejection import kept_by, statistic
 from verl_core.algorithms.correction.weights import bounded, normalised, raw_weights
 from verl_core.algorithms.kl import KL_ESTIMATORS
-from verl_core.algorithms.page_text import CORRECTION, HEAD, KL, LOSSES, RECIPES, SESSIONS
+from verl_core.algorithms.page_text import CORRECTION, HEAD, KL, LOSSES, RECIPES, SESSIONS, VALUES
 from verl_core.algorithms.policy_losses import POLICY_LOSSES
 from verl_core.algorithms.registry import Registry
+from verl_core.algorithms.value_loss import explained_variance, value_loss
 from verl_core.config import names
 from verl_core.config.schema import RolloutCorrectionConfig
 from verl_core.config.schema.correction import PRESETS
@@ -28,7 +29,7 @@ LABELS = ("Source", "Differences", "Settings", "Metrics")
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, *_estimators(), *_losses(), *_aggregation(), *_kl(), *_correction(), *_recipes()]
+    parts = [HEAD, *_estimators(), *_losses(), *_value_loss(), *_aggregation(), *_kl(), *_correction(), *_recipes()]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -75,6 +76,16 @@ def _losses() -> Iterator[str]:
         if reads := sorted(names.POLICY_LOSSES.get(name, ())):
             facts.append(("reads", ", ".join(f"`actor.{key}`" for key in reads)))
         yield _entry(name, POLICY_LOSSES.get(name), facts)
+
+
+def _value_loss() -> Iterator[str]:
+    yield "## Value loss"
+    yield VALUES
+    text, labelled = paragraphs(value_loss)
+    facts = [("config", "`critic.cliprange_value`, `critic.loss_agg_mode`")]
+    facts += [(label.lower(), labelled[label]) for label in ("Metrics", "Source", "Differences")]
+    yield "\n\n".join([*text, "\n".join(f"- {label}: {fact}" for label, fact in facts)])
+    yield f"`critic/vf_explained_var` = {paragraphs(explained_variance)[0][0]}"
 
 
 def _aggregation() -> Iterator[str]:

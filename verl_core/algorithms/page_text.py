@@ -35,6 +35,11 @@ Values are per token; `loss_agg_mode` makes one number of them, for every loss. 
 of ranks changes a step. In the decoupled off-policy correction each token's value is multiplied with its weight.
 """
 
+VALUES = """
+Of the critic, which exists where the estimator reads `values` (`algorithm.adv_estimator: gae`); [critic.md](critic.md)
+has the whole of it. V of token t is the value of the state before t is sampled.
+"""
+
 KL = """
 `algorithm.kl_penalty` (KL in the reward) and `actor.kl_loss_type` (KL in the loss), with x = log pi(a) - log
 ref(a). A name with a trailing `+` has the value of its base and the gradient of k2, whose expected gradient is that
@@ -130,6 +135,19 @@ actor_rollout_ref:
 algorithm:
   adv_estimator: reinforce_plus_plus
   use_kl_in_reward: true
+""",
+    ),
+    "PPO": (
+        "With a critic, which follows from the estimator; `critic.*` has its settings.",
+        """
+algorithm:
+  adv_estimator: gae
+  lam: 0.95
+trainer:
+  critic_warmup: 5
+critic:
+  optim:
+    lr: 1e-5
 """,
     ),
     "GPG": (

@@ -9,9 +9,10 @@ from verl_core.config import (
     checks_algorithm,
     checks_async,
     checks_correction,
+    checks_critic,
     checks_data,
-    checks_ranges,
     checks_multi_turn,
+    checks_ranges,
     checks_rollout,
     checks_trainer,
 )
@@ -24,10 +25,11 @@ CHECK_MODULES = (
     checks_data,
     checks_algorithm,
     checks_correction,
+    checks_critic,
     checks_rollout,
+    checks_multi_turn,
     checks_trainer,
     checks_async,
-    checks_multi_turn,
 )
 
 

@@ -119,6 +119,19 @@ RANGES: dict[str, Range] = {
     f"{_ROLLOUT}.multi_turn.max_parallel_calls": _COUNT,
     f"{_ROLLOUT}.multi_turn.max_tool_response_length": _COUNT,
     f"{_ROLLOUT}.multi_turn.tool_timeout_s": _POSITIVE,
+    "critic.optim.lr": _NATURAL,
+    "critic.optim.weight_decay": _NATURAL,
+    "critic.optim.betas": _BETA,
+    "critic.optim.eps": _POSITIVE,
+    "critic.optim.lr_warmup_steps": Range(0, also=(-1,)),
+    "critic.optim.lr_warmup_steps_ratio": _SHARE,
+    "critic.optim.min_lr_ratio": _SHARE,
+    "critic.ppo_mini_batch_size": _COUNT,
+    "critic.ppo_epochs": _COUNT,
+    "critic.ppo_max_token_len_per_gpu": _COUNT,
+    "critic.forward_max_token_len_per_gpu": _COUNT,
+    "critic.cliprange_value": _POSITIVE,
+    "critic.grad_clip": _POSITIVE,
     "algorithm.gamma": _SHARE,
     "algorithm.lam": _SHARE,
     "algorithm.gdpo_reward_weights": Range(),
@@ -152,6 +165,7 @@ RANGES: dict[str, Range] = {
     "trainer.total_epochs": _COUNT,
     "trainer.total_training_steps": _COUNT,
     "trainer.seed": _SEED,
+    "trainer.critic_warmup": _NATURAL,
     "trainer.save_freq": _COUNT_OR_ALL,
     "trainer.test_freq": _COUNT_OR_ALL,
     "trainer.max_actor_ckpt_to_keep": _COUNT,
@@ -168,6 +182,7 @@ RANGES: dict[str, Range] = {
     "warm_start.target_accuracy": Range(0, 1, low_open=True, high_open=True),
     "warm_start.steps": _COUNT,
     "warm_start.task_share": Range(0, 1, low_open=True),
+    "warm_start.tool_share": Range(0, 1, low_open=True),
     "warm_start.batch_size": _COUNT,
     "warm_start.lr": _POSITIVE,
     "warm_start.hidden_size": Range(32),
@@ -182,7 +197,6 @@ _REASONS = {
     "ray.head.replicas": "a Ray cluster has one head",
 }
 
-    "warm_start.tool_share": Range(0, 1, low_open=True),
 
 @check
 def numbers_in_range(facts: Facts) -> Iterator[str]:

@@ -19,12 +19,14 @@ ADV_ESTIMATORS: dict[str, frozenset[str]] = {
     "tir_optimal_token_baseline": frozenset(),
 }
 
+# Estimators that read the values of a critic.
+VALUE_ESTIMATORS = frozenset({"gae"})
+
 # Estimators that compare the samples of one prompt: with a single sample there is nothing to compare.
 GROUP_ESTIMATORS = frozenset(ADV_ESTIMATORS) - {"gae", "reinforce_plus_plus", "remax"}
 
 # Estimator -> the input that no stage of the trainer produces yet.
 MISSING_INPUTS: dict[str, str] = {
-    "gae": "the values of a critic",
     "remax": "the reward of a greedy response to every prompt",
     "optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
     "tir_optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",

@@ -99,10 +99,10 @@ def resume_difference(old: RunConfig, new: RunConfig) -> list[str]:
 
 def _length_matters(config: RunConfig) -> str:
     """Why the length of the run decides its learning rates, for a message; empty when it does not."""
-    optim = config.actor_rollout_ref.actor.optim
-    if optim.lr_scheduler_type == "cosine":
+    trained = [config.actor_rollout_ref.actor.optim, *([config.critic.optim] if config.needs_critic else [])]
+    if any(optim.lr_scheduler_type == "cosine" for optim in trained):
         return " (lr_scheduler_type=cosine: the learning rate of each step depends on the length of the run)"
-    if optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0:
+    if any(optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0 for optim in trained):
         return " (lr_warmup_steps_ratio > 0: the learning rate of the warm-up depends on the length of the run)"
     return ""
 

@@ -1,5 +1,5 @@
-"""Saving and loading a policy. Invariant: a checkpoint is whole tensors under Hugging Face names, so any number of
-ranks can load what any number of ranks saved, bit for bit.
+"""Saving and loading what is trained. Invariant: a checkpoint is whole tensors under Hugging Face names, so any number
+of ranks can load what any number of ranks saved, bit for bit.
 
 There is no state of a random generator to save: dropout is off, and the one random choice, the order of mini-batches,
 is a function of (trainer.seed, step, epoch).
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from verl_core.engine.loading import copy_tokenizer, load_model
-from verl_core.engine.model import PolicyModel
+from verl_core.engine.loading import copy_tokenizer
+from verl_core.engine.network import Network
 from verl_core.engine.ranks import Ranks
 from verl_core.engine.sharding import assign, trained, whole, whole_parameters
 from verl_core.errors import CheckpointError, ModelError
@@ -33,26 +33,28 @@ class Progress:
 
 
 def save(
-    folder: str, model: PolicyModel, optimizer: torch.optim.Optimizer, progress: Progress, ranks: Ranks, tokenizer: str
+    folder: str, model: Network, optimizer: torch.optim.Optimizer, progress: Progress, ranks: Ranks, tokenizer: str = ""
 ) -> None:
-    """Write everything into an existing empty folder; rank 0 writes. Collective.
+    """Write everything into a folder, empty or made now; rank 0 writes. Collective.
 
     Args:
-        tokenizer: model folder or .gguf file that the tokenizer is copied from.
+        tokenizer: model folder or .gguf file that the tokenizer is copied from; empty = the model needs none.
     """
     state = _on_rank_0(whole_parameters(model), ranks)
     moments = _on_rank_0(_whole_moments(model, optimizer), ranks)
     if ranks.rank == 0:
         from safetensors.torch import save_file
 
-        model.lm.save_pretrained(folder, state_dict=state)
-        copy_tokenizer(tokenizer, folder)
+        Path(folder).mkdir(exist_ok=True)
+        model.write(folder, state)
+        if tokenizer:
+            copy_tokenizer(tokenizer, folder)
         save_file(moments, str(Path(folder) / OPTIMIZER))
         (Path(folder) / PROGRESS).write_text(json.dumps(asdict(progress)) + "\n")
     ranks.gathered(None)  # no rank returns before the files are there
 
 
-def load(folder: str, model: PolicyModel, optimizer: torch.optim.Optimizer) -> Progress:
+def load(folder: str, model: Network, optimizer: torch.optim.Optimizer) -> Progress:
     """Inverse of `save`; every rank reads the folder. No communication.
 
     Raises:
@@ -61,24 +63,24 @@ def load(folder: str, model: PolicyModel, optimizer: torch.optim.Optimizer) -> P
     place = Path(folder)
     try:
         progress = Progress(**json.loads((place / PROGRESS).read_text()))
-        fresh = load_model(folder)
+        found = model.read(folder)
     except (OSError, ValueError, TypeError, ModelError) as error:
         raise CheckpointError(f"the checkpoint {folder!r} cannot be read: {error}") from error
-    found, ours = dict(fresh.named_parameters()), dict(trained(model))
+    ours = dict(trained(model))
     _same_tensors(folder, found, ours)
     for name, parameter in ours.items():
-        assign(parameter, found[name].detach())
+        assign(parameter, found[name])
     _load_moments(place / OPTIMIZER, model, optimizer)
     return progress
 
 
-def load_start(folder: str, model: PolicyModel) -> None:
+def load_start(folder: str, model: Network) -> None:
     """Weights of a model folder, whatever else is held. No communication. Raises ModelError: the folder cannot be
     used.
     """
-    fresh = dict(load_model(folder).named_parameters())
+    fresh = model.read(folder, start=True)
     for name, parameter in trained(model):
-        assign(parameter, fresh[name].detach())
+        assign(parameter, fresh[name])
 
 
 def _on_rank_0(named: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -90,14 +92,14 @@ def _on_rank_0(named: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> dict[
     return kept
 
 
-def _whole_moments(model: PolicyModel, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+def _whole_moments(model: Network, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """AdamW's state, `<moment>/<parameter>`; nothing for a parameter that was never updated."""
     for name, parameter in trained(model):
         for key, tensor in optimizer.state.get(parameter, {}).items():
             yield f"{key}/{name}", whole(tensor)
 
 
-def _load_moments(place: Path, model: PolicyModel, optimizer: torch.optim.Optimizer) -> None:
+def _load_moments(place: Path, model: Network, optimizer: torch.optim.Optimizer) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -116,7 +118,7 @@ def _load_moments(place: Path, model: PolicyModel, optimizer: torch.optim.Optimi
         raise CheckpointError(f"the optimizer state {str(place)!r} cannot be read: {error}") from error
 
 
-def _same_tensors(folder: str, found: dict[str, torch.nn.Parameter], ours: dict[str, torch.nn.Parameter]) -> None:
+def _same_tensors(folder: str, found: dict[str, torch.Tensor], ours: dict[str, torch.nn.Parameter]) -> None:
     differ = sorted(set(found) ^ set(ours)) or [name for name in ours if found[name].shape != ours[name].shape]
     if differ:
         raise CheckpointError(

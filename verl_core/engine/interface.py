@@ -1,4 +1,5 @@
-"""PolicyEngine: what the trainer asks of the models. One driver-side object in front of N ranks."""
+"""What the trainer asks of the models: a policy, and where the estimator needs one a critic. Each is one driver-side
+object in front of N ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +19,15 @@ class LogProbs:
     entropy: Float32 | None = None
 
 
-class PolicyEngine(Protocol):
-    """Policy (trained) and, when the run needs one, the frozen reference. Every call is bounded by a deadline.
+class TrainedEngine(Protocol):
+    """A network that is trained step by step. Every call is bounded by a deadline.
 
     `steps_done` is the number of global steps whose update is in the weights; it is what makes Flyte nodes idempotent.
+    An update reads nothing but the batch, so networks may be brought to a step one by one.
     """
 
     def steps_done(self) -> int:
         """Global step of the weights now held."""
-
-    def old_log_probs(self, batch: TrainBatch) -> LogProbs:
-        """Log-probs of the responses under the current weights at the rollout temperature, and the entropy."""
-
-    def ref_log_probs(self, batch: TrainBatch) -> LogProbs:
-        """Same under the reference."""
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """All mini-batches and epochs of one global step; then steps_done == step. Returns metrics named as in verl.
@@ -40,21 +36,43 @@ class PolicyEngine(Protocol):
             ValueError: step != steps_done() + 1.
         """
 
-    def publish(self, version: int) -> WeightManifest:
-        """Publish the current weights for the servers."""
-
     def save(self, folder: str) -> None:
-        """Write model (HF safetensors, with config and tokenizer), optimizer, schedule, RNG and steps_done into an
-        existing empty local folder. The caller makes it visible atomically."""
+        """Write the network, optimizer, schedule and steps_done into the local folder of a checkpoint, each kind of
+        network in its own corner. The caller makes it visible atomically."""
 
     def load(self, folder: str) -> None:
-        """Inverse of `save`."""
+        """Inverse of `save`.
+
+        Raises:
+            CheckpointError: the folder is broken, or has no such network.
+        """
 
     def reset(self) -> None:
-        """Back to the start policy: weights of model.path, fresh optimizer and schedule, steps_done 0."""
+        """Back to the start: the weights of the configuration, fresh optimizer and schedule, steps_done 0."""
 
     def weights_sha256(self) -> str:
         """Digest over names, dtypes, shapes and bytes of all trained parameters in name order."""
 
     def shutdown(self) -> None:
         """End the ranks."""
+
+
+class CriticEngine(TrainedEngine, Protocol):
+    """The critic."""
+
+    def values(self, batch: TrainBatch) -> Float32:
+        """float32 flat, aligned with TrainBatch.response_ids, in units of reward: what the current weights expect of
+        the state before each token."""
+
+
+class PolicyEngine(TrainedEngine, Protocol):
+    """Policy (trained) and, when the run needs one, the frozen reference."""
+
+    def old_log_probs(self, batch: TrainBatch) -> LogProbs:
+        """Log-probs of the responses under the current weights at the rollout temperature, and the entropy."""
+
+    def ref_log_probs(self, batch: TrainBatch) -> LogProbs:
+        """Same under the reference."""
+
+    def publish(self, version: int) -> WeightManifest:
+        """Publish the current weights for the servers."""

@@ -15,6 +15,7 @@ from verl_core.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+CAUSAL, BACKBONE = "AutoModelForCausalLM", "AutoModel"  # names in transformers
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,12 +40,25 @@ def load_model(path: str) -> PreTrainedModel:
     Raises:
         ModelError: no such place, no weights in it, or not a causal LM.
     """
+    return _load(path, CAUSAL, "actor_rollout_ref.model.path")
+
+
+def load_backbone(path: str) -> PreTrainedModel:
+    """The same without the head that makes logits; for the critic.
+
+    Raises:
+        ModelError: see `load_model`.
+    """
+    return _load(path, BACKBONE, "critic.model.path")
+
+
+def _load(path: str, kind: str, key: str) -> PreTrainedModel:
     place = Path(path)
     if place.suffix == ".gguf":
-        model = _clean(_from_pretrained(place.parent, gguf_file=place.name))
+        model = _clean(_from_pretrained(place.parent, kind, gguf_file=place.name), kind)
     else:
-        _check_folder(place)
-        model = _from_pretrained(place)
+        _check_folder(place, key)
+        model = _from_pretrained(place, kind)
     model.eval()
     return model
 
@@ -62,10 +76,10 @@ def copy_tokenizer(path: str, folder: str) -> None:
             (target / name).write_bytes((source / name).read_bytes())
 
 
-def _check_folder(place: Path) -> None:
+def _check_folder(place: Path, key: str) -> None:
     if not (place / "config.json").is_file():
         raise ModelError(
-            f"actor_rollout_ref.model.path={str(place)!r} is not a model folder: it has no config.json. "
+            f"{key}={str(place)!r} is not a model folder: it has no config.json. "
             "Give a folder with config.json, weights and tokenizer, or a .gguf file"
         )
     if not any(any(place.glob(pattern)) for pattern in WEIGHT_PATTERNS):
@@ -75,14 +89,14 @@ def _check_folder(place: Path) -> None:
         )
 
 
-def _from_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
+def _from_pretrained(folder: Path, kind: str, **options: Any) -> PreTrainedModel:
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # one bar per rank would shred the console
     # OSError: missing or unreadable files; ValueError: architecture unknown; RuntimeError: shapes disagree.
-    loader: Any = AutoModelForCausalLM
+    loader: Any = getattr(transformers, kind)
     try:
         loaded = loader.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **options
@@ -99,13 +113,14 @@ def _from_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _clean(model: PreTrainedModel) -> PreTrainedModel:
+def _clean(model: PreTrainedModel, kind: str) -> PreTrainedModel:
     """The same model without its marks of quantisation, which forbid saving."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     config = copy.deepcopy(model.config)
     del config.quantization_config
-    fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh: PreTrainedModel = getattr(transformers, kind).from_config(config, dtype=torch.float32)
     fresh.load_state_dict(model.state_dict())
-    fresh.generation_config = model.generation_config
+    if kind == CAUSAL:
+        fresh.generation_config = model.generation_config
     return fresh

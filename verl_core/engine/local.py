@@ -1,30 +1,67 @@
-"""LocalPolicy: the policy engine inside this process, one rank, no Ray. For tests, tools and the benchmark."""
+"""LocalPolicy and LocalCritic: the engines inside this process, one rank, no Ray. For tests, tools and benchmarks."""
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar
+
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import RunConfig
+from verl_core.engine.critic_worker import CriticWorker
 from verl_core.engine.interface import LogProbs
 from verl_core.engine.publishing import SenderFactory
-from verl_core.engine.scorer import merged
+from verl_core.engine.rank_worker import RankWorker
+from verl_core.engine.scorer import merged, merged_values
 from verl_core.engine.worker import PolicyWorker
 from verl_core.errors import PolicyError, ResourceError
+from verl_core.trajectory import Float32
 from verl_core.weights.interface import WeightManifest
 
+Worker = TypeVar("Worker", bound=RankWorker)
 
-class LocalPolicy:
-    """Implements PolicyEngine, on a CPU unless told otherwise. Raises ResourceError when the configuration wants more
-    than one rank."""
 
-    def __init__(self, config: RunConfig, total_steps: int, weights_folder: str, device: str = "cpu") -> None:
+class _Local(Generic[Worker]):
+    """Implements TrainedEngine, on one rank of this process. Raises ResourceError when the configuration wants more."""
+
+    def __init__(self, kind: type[Worker], config: RunConfig, total_steps: int, *arguments: Any) -> None:
         if config.world_size != 1:
-            raise ResourceError(f"{config.world_size} ranks do not fit in one process: use PolicyGroup")
-        self._worker = PolicyWorker(config, 0, total_steps, weights_folder, device)
+            raise ResourceError(f"{config.world_size} ranks do not fit in one process: use the group")
+        self._worker = kind(config, 0, total_steps, *arguments)
         self._worker.start()
 
     def steps_done(self) -> int:
-        """See PolicyEngine."""
+        """See TrainedEngine."""
         return self._worker.status().steps_done
+
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """See TrainedEngine."""
+        return self._worker.update(batch, step)
+
+    def save(self, folder: str) -> None:
+        """See TrainedEngine."""
+        self._worker.save(folder)
+
+    def load(self, folder: str) -> None:
+        """See TrainedEngine."""
+        self._worker.load(folder)
+
+    def reset(self) -> None:
+        """See TrainedEngine."""
+        self._worker.reset()
+
+    def weights_sha256(self) -> str:
+        """See TrainedEngine."""
+        return self._worker.weights_sha256()
+
+    def shutdown(self) -> None:
+        """See TrainedEngine."""
+        self._worker.close()
+
+
+class LocalPolicy(_Local[PolicyWorker]):
+    """Implements PolicyEngine, on a CPU unless told otherwise."""
+
+    def __init__(self, config: RunConfig, total_steps: int, weights_folder: str, device: str = "cpu") -> None:
+        super().__init__(PolicyWorker, config, total_steps, weights_folder, device)
 
     def old_log_probs(self, batch: TrainBatch) -> LogProbs:
         """See PolicyEngine."""
@@ -33,10 +70,6 @@ class LocalPolicy:
     def ref_log_probs(self, batch: TrainBatch) -> LogProbs:
         """See PolicyEngine."""
         return merged(batch, [self._worker.ref_log_probs(batch)], with_entropy=False)
-
-    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """See PolicyEngine."""
-        return self._worker.update(batch, step)
 
     def publish(self, version: int) -> WeightManifest:
         """See PolicyEngine."""
@@ -49,22 +82,13 @@ class LocalPolicy:
         """Publish through another sender from now on."""
         self._worker.use_sender(factory)
 
-    def save(self, folder: str) -> None:
-        """See PolicyEngine."""
-        self._worker.save(folder)
 
-    def load(self, folder: str) -> None:
-        """See PolicyEngine."""
-        self._worker.load(folder)
+class LocalCritic(_Local[CriticWorker]):
+    """Implements CriticEngine, on a CPU unless told otherwise."""
 
-    def reset(self) -> None:
-        """See PolicyEngine."""
-        self._worker.reset()
+    def __init__(self, config: RunConfig, total_steps: int, device: str = "cpu") -> None:
+        super().__init__(CriticWorker, config, total_steps, device)
 
-    def weights_sha256(self) -> str:
-        """See PolicyEngine."""
-        return self._worker.weights_sha256()
-
-    def shutdown(self) -> None:
-        """See PolicyEngine."""
-        self._worker.close()
+    def values(self, batch: TrainBatch) -> Float32:
+        """See CriticEngine."""
+        return merged_values(batch, [self._worker.values(batch)])

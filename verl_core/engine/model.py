@@ -1,37 +1,33 @@
-"""PolicyModel: a causal LM that answers with log-probs. Invariant: its forward is the only way into the network, so
-that FSDP sees every use of every parameter (embedding, layers and head)."""
+"""PolicyModel: a causal LM that answers with log-probs of chosen tokens. Invariant: they are those of the model's own
+full forward pass (`check_head`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from verl_core.engine.head import Scored, token_log_probs
+from verl_core.engine.loading import load_model
+from verl_core.engine.network import Network
 from verl_core.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PREFIX = "lm."
 HEAD_TOLERANCE = 1e-3
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(Network):
     """Backbone and head of a Hugging Face causal LM.
 
     Args:
-        lm: float32, evaluation mode.
         temperature: divides the logits.
-        compute_dtype: bfloat16 runs the matrix products in bfloat16 (autocast); parameters stay float32, because an
-            AdamW step of 1e-6 is lost in bfloat16's eight bits.
     """
 
     def __init__(self, lm: PreTrainedModel, temperature: float, compute_dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.lm = lm
-        self.temperature, self.compute_dtype = temperature, compute_dtype
+        super().__init__(lm, compute_dtype)
+        self.temperature = temperature
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, with_entropy: bool = False
@@ -46,23 +42,15 @@ class PolicyModel(nn.Module):
             positions: int64 [N], into the flattened [b x L].
             targets: int64 [N].
         """
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+        with self.autocast(input_ids.device):
             states = self.lm.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
             wanted = states.flatten(0, 1)[positions]
             head, vocabulary = self.lm.get_output_embeddings(), self.lm.config.get_text_config().vocab_size
             return token_log_probs(wanted, head, targets, vocabulary, self.temperature, with_entropy)
 
-    def checkpoint_activations(self) -> None:
-        """Keep only the inputs of the layers for the backward pass. Dropout stays off: only the layer itself, not
-        what is in it, is told that it trains."""
-        self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-        for layer in self.layers():
-            layer.training = True
-
-    def layers(self) -> list[nn.Module]:
-        """The blocks that are sharded and recomputed one by one."""
-        kinds = set(self.lm._no_split_modules or ())
-        return [module for module in self.lm.modules() if type(module).__name__ in kinds]
+    def read(self, folder: str, start: bool = False) -> dict[str, torch.Tensor]:
+        """See Network."""
+        return {name: parameter.detach() for name, parameter in load_model(folder).named_parameters()}
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
-"""The actor's loss of one micro-batch: policy loss + KL loss - entropy bonus. Invariant: every term is this piece's
-share of the mini-batch's value, so pieces and ranks add up; metrics are sums for the same reason."""
+"""What an update minimises: `PolicyObjective` is policy loss + KL loss - entropy bonus. Invariant: every term is this
+piece's share of the mini-batch's value, so pieces and ranks add up; metrics are sums for the same reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -16,6 +17,7 @@ from verl_core.batch import TrainBatch
 from verl_core.config.schema import ActorConfig, RolloutCorrectionConfig
 from verl_core.engine.marking import MARKED, needs_marks, with_marks
 from verl_core.engine.micro_batch import MicroBatch
+from verl_core.engine.network import Network
 from verl_core.engine.plan import Rows
 
 OLD, REF, ADVANTAGES = "old_log_probs", "ref_log_probs", "advantages"
@@ -39,24 +41,60 @@ class Piece:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """`actor_rollout_ref.actor` as a function.
-
-    Attributes:
-        scale: divisor of seq-mean-token-sum-norm.
-        correction: `algorithm.rollout_correction`, the settings that hold. In decoupled mode its work is done before
-            the update and only its weights arrive; in bypass mode it is done here, against the current policy.
-    """
-
-    actor: ActorConfig
-    scale: float
-    correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+class Objective(Protocol):
+    """A loss as the updater sees it."""
 
     @property
     def rejects(self) -> bool:
         """Whether tokens are rejected while training. How many stay is known after the last micro-batch: pieces are
         then made with both counts at 1, and gradients are scaled by `share_of`."""
+
+    def columns(self, single_update: bool) -> list[str]:
+        """Columns a batch must have.
+
+        Args:
+            single_update: there is one optimizer step in the whole global step.
+        """
+
+    @property
+    def optional(self) -> list[str]:
+        """Columns that are read where the batch has them."""
+
+    def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
+        """The batch with what the loss derives from the whole mini-batch `rows` before it is cut."""
+
+    @property
+    def derived(self) -> list[str]:
+        """Columns that `prepared` adds."""
+
+    def piece(self, model: Network, micro: MicroBatch, whole: Denominators) -> Piece:
+        """Forward pass, loss and metrics of one micro-batch.
+
+        Args:
+            micro: with the columns of `columns` and `derived`, and those of `optional` that there are.
+            whole: counts of the global mini-batch.
+        """
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Numbers of the configuration that belong beside the metrics, by their full name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObjective:
+    """`actor_rollout_ref.actor` as an objective.
+
+    Attributes:
+        correction: `algorithm.rollout_correction`, the settings that hold. In decoupled mode its work is done before
+            the update and only its weights arrive; in bypass mode it is done here, against the current policy.
+    """
+
+    actor: ActorConfig
+    correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+
+    @property
+    def rejects(self) -> bool:
+        """See Objective."""
         return self.correction.bypass_mode and self.correction.rollout_rs is not None
 
     @property
@@ -65,8 +103,8 @@ class Objective:
         return self.actor.entropy_coeff != 0.0
 
     def columns(self, single_update: bool) -> list[str]:
-        """Columns a batch must have. With `single_update` (one optimizer step in the whole global step) old log-probs
-        may be left out: the current policy is the old one. Marks are chosen by them, so there they are needed.
+        """See Objective. With `single_update` old log-probs may be left out: the current policy is the old one. Marks
+        are chosen by them, so there they are needed.
         """
         names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
         if self.correction.rollout_is is not None and not self.correction.bypass_mode:
@@ -74,27 +112,30 @@ class Objective:
         old_is_current = single_update and not self.correction.bypass_mode
         return names if old_is_current and not needs_marks(self.actor.policy_loss) else [*names, OLD]
 
+    @property
+    def optional(self) -> list[str]:
+        """See Objective."""
+        return [OLD]
+
     def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
-        """The batch with what the loss derives from the whole mini-batch `rows` before it is cut."""
+        """See Objective."""
         loss = self.actor.policy_loss
         return with_marks(batch, rows, loss, seed) if needs_marks(loss) else batch
 
     @property
     def derived(self) -> list[str]:
-        """Columns that `prepared` adds."""
+        """See Objective."""
         return [MARKED] if needs_marks(self.actor.policy_loss) else []
 
-    def piece(
-        self, micro: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None, whole: Denominators
-    ) -> Piece:
-        """Loss and metrics.
+    @property
+    def constants(self) -> dict[str, float]:
+        """See Objective."""
+        return {"actor/kl_coef": self.actor.kl_loss_coef} if self.actor.use_kl_loss else {}
 
-        Args:
-            micro: with the columns of `columns`, and OLD unless old is current.
-            log_probs: float32 [b, T], with gradient.
-            entropy: float32 [b, T], with gradient; None without `with_entropy`.
-            whole: counts of the global mini-batch.
-        """
+    def piece(self, model: Network, micro: MicroBatch, whole: Denominators) -> Piece:
+        """See Objective."""
+        flat, spread = model(micro.input_ids, micro.positions, micro.targets, self.with_entropy)
+        log_probs, entropy = micro.padded(flat), micro.padded(spread) if self.with_entropy else None
         actor = self.actor
         mask, weights = self._corrected(micro, log_probs)
         policy = POLICY_LOSSES.get(self._loss_name)(self._inputs(micro, log_probs, mask))

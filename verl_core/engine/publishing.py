@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from verl_core.config.schema import RunConfig
-from verl_core.engine.model import PolicyModel
+from verl_core.engine.network import Network
 from verl_core.engine.ranks import Ranks
 from verl_core.engine.sharding import trained, whole_parameters
 from verl_core.errors import PolicyError
@@ -44,7 +44,7 @@ class Publisher:
         factory: makes the rank's sender at the first publication.
     """
 
-    def __init__(self, model: PolicyModel, ranks: Ranks, dtype: torch.dtype, factory: SenderFactory | None) -> None:
+    def __init__(self, model: Network, ranks: Ranks, dtype: torch.dtype, factory: SenderFactory | None) -> None:
         self._model, self._ranks, self._dtype = model, ranks, dtype
         self._factory = factory
         self._sender: WeightSender | None = None

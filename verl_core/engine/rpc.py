@@ -23,6 +23,7 @@ class _Call:
     """A call in flight: who still owes an answer, who gave one, who failed how."""
 
     method: str
+    who: str
     waiting: dict[Any, int]
     answers: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Exception] = field(default_factory=dict)
@@ -50,7 +51,9 @@ class _Call:
 
         for rank, error in sorted(self.failures.items()):
             if isinstance(error, ray.exceptions.RayActorError):
-                return RankFailure(f"policy rank {rank} died during {self.method}; start the policy again: {error}")
+                return RankFailure(
+                    f"{self.who} rank {rank} died during {self.method}; start the {self.who} again: {error}"
+                )
         causes = {
             rank: error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
             for rank, error in sorted(self.failures.items())
@@ -59,19 +62,22 @@ class _Call:
             if isinstance(cause, VerlError | ValueError):
                 return cause
         rank, cause = next(iter(causes.items()))
-        return RankFailure(f"policy rank {rank} failed in {self.method}; start the policy again: {cause!r}")
+        return RankFailure(f"{self.who} rank {rank} failed in {self.method}; start the {self.who} again: {cause!r}")
 
 
-def call_all(actors: Sequence[Any], method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+def call_all(actors: Sequence[Any], method: str, arguments: tuple[Any, ...], seconds: float, who: str) -> list[Any]:
     """`method(*arguments)` on every actor; answers in rank order.
+
+    Args:
+        who: policy or critic, for messages.
 
     Raises:
         VerlError, ValueError: what a rank raised on purpose.
         RankFailure: a rank died, or raised anything else.
         DeadlineExceeded: some ranks did not answer; names them.
     """
-    call = _Call(method, {getattr(actor, method).remote(*arguments): rank for rank, actor in enumerate(actors)})
-    deadline = Deadline(f"{method} of {len(actors)} policy ranks", seconds, call.dump)
+    call = _Call(method, who, {getattr(actor, method).remote(*arguments): rank for rank, actor in enumerate(actors)})
+    deadline = Deadline(f"{method} of {len(actors)} {who} ranks", seconds, call.dump)
     call.collect(deadline, first_failure=True)
     if call.failures:
         call.collect(Deadline("the other ranks' failures", GRACE_S), first_failure=False)

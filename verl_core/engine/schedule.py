@@ -7,14 +7,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verl_core.config.schema import OptimConfig, RunConfig
+from verl_core.config.schema import OptimConfig
 
 
-def optimizer_steps(config: RunConfig, total_training_steps: int) -> int:
-    """Optimizer steps of a whole run: global steps x epochs x mini-batches."""
-    actor = config.actor_rollout_ref.actor
-    mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
-    return total_training_steps * actor.ppo_epochs * mini_batches
+def optimizer_steps(global_steps: int, epochs: int, batch_size: int, mini_batch_size: int) -> int:
+    """Optimizer steps of a whole run: global steps x epochs x mini-batches; sizes in prompts."""
+    return max(0, global_steps) * epochs * -(-batch_size // mini_batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Schedule:
     """Linear warm-up, then constant or cosine down to `min_lr_ratio`.
 
     Attributes:
-        optim: `actor_rollout_ref.actor.optim`.
+        optim: `actor_rollout_ref.actor.optim`, or the critic's.
         horizon: optimizer steps of the run.
     """
 

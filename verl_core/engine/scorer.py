@@ -1,4 +1,5 @@
-"""Log-probs of a whole batch without gradient. Invariant: every response token of every row is scored exactly once."""
+"""Log-probs and values of a whole batch without gradient. Invariant: every response token of every row is scored
+exactly once."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.model import PolicyModel
 from verl_core.engine.plan import Rows, rank_plans
 from verl_core.engine.ranks import Ranks
+from verl_core.engine.value_model import ValueModel
 from verl_core.trajectory import Float32
 
 Share = dict[int, tuple[Float32, Float32]]
+ValueShare = dict[int, Float32]
 
 
 @torch.no_grad()
@@ -27,14 +30,31 @@ def score(model: PolicyModel, ranks: Ranks, batch: TrainBatch, budget: int, with
     Args:
         budget: tokens of a micro-batch, padding included.
     """
-    lengths = batch.prompt_lengths + batch.response_lengths
-    plan = rank_plans(list(range(len(batch))), lengths, ranks.world, budget)[ranks.rank]
     share: Share = {}
-    for rows in plan:
+    for rows in _plan(ranks, batch, budget):
         micro = MicroBatch.build(batch, rows, ranks.device)
         log_probs, entropy = model(micro.input_ids, micro.positions, micro.targets, with_entropy)
         share.update(_by_row(batch, rows, log_probs.cpu(), entropy.cpu()))
     return share
+
+
+@torch.no_grad()
+def score_values(model: ValueModel, ranks: Ranks, batch: TrainBatch, budget: int) -> ValueShare:
+    """This rank's rows: row to values, float32 [R]. Collective; arguments as for `score`."""
+    share: ValueShare = {}
+    for rows in _plan(ranks, batch, budget):
+        micro = MicroBatch.build(batch, rows, ranks.device)
+        values = model(micro.input_ids, micro.positions).cpu()
+        if rows:
+            sizes = [int(batch.response_lengths[row]) for row in rows]
+            share.update((row, part.numpy()) for row, part in zip(rows, values.split(sizes), strict=True))
+    return share
+
+
+def _plan(ranks: Ranks, batch: TrainBatch, budget: int) -> list[Rows]:
+    """Micro-batches of this rank, over all rows."""
+    lengths = batch.prompt_lengths + batch.response_lengths
+    return rank_plans(list(range(len(batch))), lengths, ranks.world, budget)[ranks.rank]
 
 
 def _by_row(batch: TrainBatch, rows: Rows, log_probs: torch.Tensor, entropy: torch.Tensor) -> Share:
@@ -55,3 +75,11 @@ def merged(batch: TrainBatch, shares: Sequence[Share], with_entropy: bool) -> Lo
     log_probs = np.concatenate([rows[row][0] for row in every])
     entropy = np.concatenate([rows[row][1] for row in every]) if with_entropy else None
     return LogProbs(log_probs=log_probs, entropy=entropy)
+
+
+def merged_values(batch: TrainBatch, shares: Sequence[ValueShare]) -> Float32:
+    """Shares of all ranks as one flat column in the batch's order."""
+    rows: ValueShare = {}
+    for share in shares:
+        rows.update(share)
+    return np.concatenate([rows[row] for row in range(len(batch))]).astype(np.float32)

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from verl_core.engine.model import PREFIX, PolicyModel
+from verl_core.engine.network import PREFIX, Network
 from verl_core.engine.ranks import Ranks
 
 
-def shard(model: PolicyModel, ranks: Ranks) -> None:
+def shard(model: Network, ranks: Ranks) -> None:
     """Place the model: on the device when alone; else every layer, and the rest as the root, cut over the ranks.
 
     Each rank reads the whole model on the host first and keeps its part.
@@ -30,6 +30,8 @@ def shard(model: PolicyModel, ranks: Ranks) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32 if low else None
     )
+    for module in model.exact():
+        fully_shard(module, mesh=ranks.mesh)
     for module in [*model.layers(), model]:
         fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
     for module in model.modules():
@@ -38,7 +40,7 @@ def shard(model: PolicyModel, ranks: Ranks) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def trained(model: PolicyModel) -> list[tuple[str, nn.Parameter]]:
+def trained(model: Network) -> list[tuple[str, nn.Parameter]]:
     """Parameters by Hugging Face name, tied ones once, in the model's order."""
     return [(name.removeprefix(PREFIX), parameter) for name, parameter in model.named_parameters()]
 
@@ -48,7 +50,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def whole_parameters(model: PolicyModel) -> Iterator[tuple[str, torch.Tensor]]:
+def whole_parameters(model: Network) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and full tensor, one at a time. All ranks must walk it to the end."""
     for name, parameter in trained(model):
         yield name, whole(parameter)
@@ -64,7 +66,7 @@ def assign(target: torch.Tensor, full: torch.Tensor) -> None:
         target.copy_(full)
 
 
-def clip_gradients(model: PolicyModel, limit: float) -> float:
+def clip_gradients(model: Network, limit: float) -> float:
     """Scale gradients to a global norm of at most `limit`; returns the norm before, the same on every rank."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(whole(norm))

@@ -34,15 +34,16 @@ class Tally:
             for name, value in new.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * factor
 
-    def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Named as in verl: losses as means over optimizer steps, fractions and KL as means over tokens. Collective."""
+    def metrics(self, ranks: Ranks, role: str) -> dict[str, float]:
+        """Named `{role}/...` as in verl: losses as means over optimizer steps, fractions and KL as means over tokens.
+        Collective."""
         totals = ranks.total({**self.losses, **self.token_sums})
-        out = {f"actor/{name}": totals[name] / max(1, self.updates) for name in self.losses}
-        out |= {f"actor/{name}": totals[name] / max(1, self.tokens) for name in self.token_sums}
+        out = {f"{role}/{name}": totals[name] / max(1, self.updates) for name in self.losses}
+        out |= {f"{role}/{name}": totals[name] / max(1, self.tokens) for name in self.token_sums}
         if self.tokens < self.seen:
-            out["actor/rollout_kept_share"] = self.tokens / self.seen
-        out["actor/grad_norm"] = sum(self.grad_norms) / max(1, len(self.grad_norms))
-        out["actor/lr"] = self.lr
-        out["actor/updates"] = float(self.updates)
-        out["actor/empty_updates"] = float(self.empty_updates)
+            out[f"{role}/rollout_kept_share"] = self.tokens / self.seen
+        out[f"{role}/grad_norm"] = sum(self.grad_norms) / max(1, len(self.grad_norms))
+        out[f"{role}/lr"] = self.lr
+        out[f"{role}/updates"] = float(self.updates)
+        out[f"{role}/empty_updates"] = float(self.empty_updates)
         return out

@@ -15,39 +15,40 @@ import torch
 
 from verl_core.algorithms.aggregation import Denominators, share_of
 from verl_core.batch import TrainBatch
-from verl_core.config.schema import RunConfig
 from verl_core.engine.micro_batch import MicroBatch
-from verl_core.engine.model import PolicyModel
-from verl_core.engine.objective import OLD, Objective, Piece
+from verl_core.engine.network import Network
+from verl_core.engine.objective import Piece
 from verl_core.engine.plan import Rows, mini_batches, rank_plans
 from verl_core.engine.ranks import Ranks
 from verl_core.engine.schedule import Schedule
 from verl_core.engine.sharding import clip_gradients
 from verl_core.engine.tally import Tally
+from verl_core.engine.training import SECTIONS, Role, Training
 from verl_core.errors import PolicyError
 
 SHOWN = 8
+LOOK_AT: dict[Role, str] = {
+    "actor": "advantages and log-probs; if the policy",
+    "critic": "rewards, values and returns; if the critic",
+}
 
 
 class Updater:
     """Optimizer, schedule and loss around a model.
+
+    Args:
+        seed: `trainer.seed`, of the order of mini-batches.
 
     Attributes:
         updates_done: optimizer steps since the start of the run; the schedule's clock.
         optimizer: AdamW; weight decay on every parameter.
     """
 
-    def __init__(self, model: PolicyModel, ranks: Ranks, config: RunConfig, horizon: int) -> None:
-        self._model, self._ranks, self._config = model, ranks, config
-        self._actor = config.actor_rollout_ref.actor
-        scale = self._actor.loss_scale_factor
-        self._objective = Objective(
-            self._actor,
-            float(config.data.max_response_length) if scale is None else scale,
-            config.algorithm.rollout_correction.effective,
-        )
-        optim = self._actor.optim
-        self._schedule = Schedule(optim, horizon)
+    def __init__(self, model: Network, ranks: Ranks, training: Training, seed: int) -> None:
+        self._model, self._ranks, self._training, self._seed = model, ranks, training, seed
+        self._objective = training.objective
+        optim = training.optim
+        self._schedule = Schedule(optim, training.horizon)
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=optim.lr,
@@ -71,31 +72,30 @@ class Updater:
         tally = Tally()
         for number, rows in enumerate(steps):
             if rows:
-                prepared = self._objective.prepared(batch, rows, (self._config.trainer.seed, step, number))
+                prepared = self._objective.prepared(batch, rows, (self._seed, step, number))
                 self._optimizer_step(prepared, rows, [*columns, *self._objective.derived], tally, step)
             else:
                 tally.empty_updates += 1
-        metrics = tally.metrics(self._ranks)
-        return metrics | {"actor/kl_coef": self._actor.kl_loss_coef} if self._actor.use_kl_loss else metrics
+        return tally.metrics(self._ranks, self._training.role) | self._objective.constants
 
     def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[Rows]:
         live = np.bincount(batch.row_index[batch.response_mask], minlength=len(batch)) > 0
-        for epoch in range(self._actor.ppo_epochs):
-            order = (self._config.trainer.seed, step, epoch) if self._actor.shuffle else None
-            yield from mini_batches(batch.group_index, live, self._actor.ppo_mini_batch_size, order)
+        for epoch in range(self._training.epochs):
+            order = (self._seed, step, epoch) if self._training.shuffle else None
+            yield from mini_batches(batch.group_index, live, self._training.mini_batch_size, order)
 
     def _columns(self, batch: TrainBatch, single_update: bool) -> list[str]:
         needed = self._objective.columns(single_update)
         missing = [name for name in needed if name not in batch.columns]
         if missing:
             raise ValueError(f"the batch lacks the columns {missing}; it has {sorted(batch.columns)}")
-        return [*needed, OLD] if OLD in batch.columns and OLD not in needed else needed
+        return [*needed, *(n for n in self._objective.optional if n in batch.columns and n not in needed)]
 
     def _optimizer_step(self, batch: TrainBatch, rows: Rows, columns: list[str], tally: Tally, step: int) -> None:
         tokens_of = np.bincount(batch.row_index[batch.response_mask], minlength=len(batch))[rows]
-        whole = Denominators(int(tokens_of.sum()), int((tokens_of > 0).sum()), self._objective.scale)
+        whole = Denominators(int(tokens_of.sum()), int((tokens_of > 0).sum()), self._training.scale)
         lengths = batch.prompt_lengths + batch.response_lengths
-        plans = rank_plans(rows, lengths, self._ranks.world, self._actor.ppo_max_token_len_per_gpu)
+        plans = rank_plans(rows, lengths, self._ranks.world, self._training.token_budget)
         counts = Denominators(1, 1, whole.scale) if self._objective.rejects else whole
         bad: Rows = []
         pieces: list[Piece] = []
@@ -107,10 +107,10 @@ class Updater:
         tally.seen += whole.tokens
         if self._objective.rejects:
             whole = self._kept(pieces, whole.scale)
-            self._scale_gradients(share_of(self._actor.loss_agg_mode, whole))
+            self._scale_gradients(share_of(self._training.loss_agg_mode, whole))
         for piece in pieces:
-            tally.add(piece, share_of(self._actor.loss_agg_mode, whole) if self._objective.rejects else 1.0)
-        norm = clip_gradients(self._model, self._actor.grad_clip)
+            tally.add(piece, share_of(self._training.loss_agg_mode, whole) if self._objective.rejects else 1.0)
+        norm = clip_gradients(self._model, self._training.grad_clip)
         self._stop_unless_finite(batch, rows, bad, norm, step)
         if not whole.tokens:  # all rejected: a step would move the weights by momentum and decay alone
             self.optimizer.zero_grad(set_to_none=True)
@@ -142,11 +142,7 @@ class Updater:
 
     def _backward(self, micro: MicroBatch, whole: Denominators) -> Piece:
         """Add the micro-batch's gradient; the piece comes back without its graph."""
-        with_entropy = self._objective.with_entropy
-        log_probs, entropy = self._model(micro.input_ids, micro.positions, micro.targets, with_entropy)
-        piece = self._objective.piece(
-            micro, micro.padded(log_probs), micro.padded(entropy) if with_entropy else None, whole
-        )
+        piece = self._objective.piece(self._model, micro, whole)
         piece.loss.backward()
         return replace(piece, loss=piece.loss.detach())
 
@@ -159,9 +155,10 @@ class Updater:
         culprits = sorted(row for part in self._ranks.gathered(bad) for row in part) or rows
         names = ", ".join(batch.keys[row] for row in culprits[:SHOWN])
         more = f" and {len(culprits) - SHOWN} more" if len(culprits) > SHOWN else ""
-        what = "the loss" if culprits is not rows else "the gradient"
+        whose = "the" if self._training.role == "actor" else "the critic's"
+        what = f"{whose} {'loss' if culprits is not rows else 'gradient'}"
         raise PolicyError(
             f"step {step}: {what} is not finite (gradient norm {norm}) in a micro-batch with the rows {names}{more}. "
-            "The optimizer step was not taken. Look at their advantages and log-probs; if the policy broke, lower "
-            "actor_rollout_ref.actor.optim.lr and resume from a checkpoint"
+            f"The optimizer step was not taken. Look at their {LOOK_AT[self._training.role]} broke, lower "
+            f"{SECTIONS[self._training.role]}.optim.lr and resume from a checkpoint"
         )

@@ -19,7 +19,9 @@ _LINES: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...], bool], ...] = 
     ("KL to the reference", (("KL", ("actor/kl_loss", "actor/reward_kl_penalty")),), False),
     ("KL of the update", (("KL", ("actor/ppo_kl",)),), False),
     ("Clip fraction", (("upper", ("actor/pg_clipfrac",)), ("dual clip", ("actor/pg_clipfrac_lower",))), False),
-    ("Gradient norm", (("norm", ("actor/grad_norm",)),), False),
+    ("Gradient norm", (("norm", ("actor/grad_norm",)), ("of the critic", ("critic/grad_norm",))), False),
+    ("Value loss", (("loss", ("critic/vf_loss",)),), True),
+    ("Share of the returns that the critic knew", (("explained variance", ("critic/vf_explained_var",)),), False),
     ("Tokens per second", (("tokens/s", headline.TOKENS_PER_S),), True),
     ("Probability gap, trainer to engine (max)", (("gap", ("training/rollout_probs_diff_max",)),), True),
 )
@@ -27,7 +29,7 @@ _LINES: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...], bool], ...] = 
 _STAGES = (
     ("generate", ("gen",), 1),
     ("reward", ("reward",), 2),
-    ("old and ref log-probs", ("old_log_prob", "ref"), 3),
+    ("log-probs and values", ("old_log_prob", "ref", "values"), 3),
     ("advantage", ("adv",), 7),
     ("update", ("update_actor", "update_critic"), 4),
     ("publish weights", ("update_weights",), 6),

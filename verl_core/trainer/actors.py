@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 
 from verl_core.config.schema import RunConfig
-from verl_core.engine.worker_group import PolicyGroup
+from verl_core.engine.worker_group import CriticGroup, PolicyGroup
 from verl_core.errors import VerlError
 from verl_core.record.rundir import RunDir
 from verl_core.reward.workers import RewardWorkers
@@ -57,7 +57,8 @@ class Agents(Protocol):
 @dataclass
 class RunActors:
     """The parts, started. `stores` are this process' connections: one for training, one for validation; `lent` are
-    servers on the trainer's devices, which join the others while the trainer is idle."""
+    servers on the trainer's devices, which join the others while the trainer is idle; `critic` is there where the
+    estimator needs one."""
 
     policy: PolicyGroup
     servers: Servers
@@ -67,6 +68,7 @@ class RunActors:
     host: StoreHost | None
     ground: Ground
     lent: Servers | None = None
+    critic: CriticGroup | None = None
 
     def leave(self) -> None:
         """Close this process' connections; the actors live on, for the next process. Idempotent.
@@ -84,7 +86,7 @@ class RunActors:
             stack.callback(self.ground.clear)
             if self.host is not None:
                 stack.callback(self.host.shutdown)
-            for part in (self.policy, self.servers, self.lent, self.scorer, self.agents):
+            for part in (self.policy, self.critic, self.servers, self.lent, self.scorer, self.agents):
                 if part is not None:
                     stack.callback(part.shutdown)
 
@@ -105,7 +107,7 @@ def launch_actors(
     """
     placement = place(config, "all" if away is None else "trainer")
     ground = Ground(namespace_of(config), weights_folder, placement)
-    with ThreadPoolExecutor(6, "launch") as pool:
+    with ThreadPoolExecutor(7, "launch") as pool:
         launch = _begin(pool, config, total_steps, sources, ground, away)
         try:
             for part in as_completed(launch.parts()):
@@ -139,16 +141,18 @@ class _Launch:
     agents: Future[_Connected]
     scorer: Future[RewardWorkers]
     lent: Future[Servers | None]
+    critic: Future[CriticGroup | None]
 
     def parts(self) -> list[Future[Any]]:
         """All of them."""
-        return [self.policy, self.servers, self.lent, self.scorer, self.host, self.agents]
+        return [self.policy, self.critic, self.servers, self.lent, self.scorer, self.host, self.agents]
 
     def actors(self, ground: Ground) -> RunActors:
         """When all are up."""
         agents, stores = self.agents.result()
         policy, servers, scorer = self.policy.result(), self.servers.result(), self.scorer.result()
-        return RunActors(policy, servers, agents, scorer, stores, self.host.result(), ground, self.lent.result())
+        host, lent, critic = self.host.result(), self.lent.result(), self.critic.result()
+        return RunActors(policy, servers, agents, scorer, stores, host, ground, lent, critic)
 
     def abandon(self, ground: Ground) -> None:
         """Wait for those still on their way, then end everything. Errors are logged: another one is on its way up."""
@@ -177,9 +181,9 @@ def _begin(
         PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, placement.device
     )
     scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
-    lent = pool.submit(_lent, config, ground)
+    lent, critic = pool.submit(_lent, config, ground), pool.submit(_critic, config, total_steps, ground)
     if away is not None:
-        return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent)
+        return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent, critic=critic)
     host = pool.submit(_host, config, namespace)
     return _Launch(
         policy=policy,
@@ -188,6 +192,7 @@ def _begin(
         agents=pool.submit(lambda: _agents(config, namespace, host.result())),
         scorer=scorer,
         lent=lent,
+        critic=critic,
     )
 
 
@@ -199,6 +204,13 @@ def _far(
     servers: Future[Servers] = pool.submit(lambda: RemoteServers(config, client))
     host: Future[StoreHost | None] = pool.submit(lambda: None)
     return servers, host, pool.submit(lambda: (RemoteAgents(client), away.stores(config)))
+
+
+def _critic(config: RunConfig, total_steps: int, ground: Ground) -> CriticGroup | None:
+    if not config.needs_critic:
+        return None
+    placement = ground.placement
+    return CriticGroup.attach_or_launch(config, ground.namespace, total_steps, placement.critic, placement.device)
 
 
 def _servers(config: RunConfig, ground: Ground) -> Servers:

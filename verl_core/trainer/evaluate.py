@@ -32,6 +32,7 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
             "data.prepare.val_size."
         )
     apart = in_one_cluster(config)
+    apart.critic.enable = False  # nobody reads values here
     apart.trainer.experiment_name += f"-eval-{folder_name(config, checkpoint)}"
     apart.trainer.resume_mode = "resume_path" if checkpoint else "auto"
     apart.trainer.resume_from_path = checkpoint

@@ -57,6 +57,7 @@ class Summary:
     dropped: dict[str, int] = field(default_factory=dict)
     over_long_dropped: int = 0
     over_long_cut: int = 0
+    final_critic_sha256: str = ""
     accounting: dict[str, object] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -107,6 +108,7 @@ def finish(session: Session) -> Summary:
         dropped=accounts.dropped,
         over_long_dropped=len(session.stream.report.dropped) if session.stream.report else 0,
         over_long_cut=len(session.stream.report.cut) if session.stream.report else 0,
+        final_critic_sha256=session.critic.weights_sha256() if session.critic is not None else "",
         accounting=asdict(accounts),
         versions=versions(),
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from verl_core.algorithms.value_loss import explained_variance
 from verl_core.batch import TrainBatch
 from verl_core.rollout.usage import ServerUsage
+from verl_core.trainer.turn_metrics import turn_metrics
 from verl_core.trajectory import Bool, Reward, Trajectory
 from verl_core.transfer.drops import DropSummary
-from verl_core.trainer.turn_metrics import turn_metrics
 
 
 def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[str, float]:
@@ -33,9 +35,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], max_response: int, secon
     """
     responses = np.asarray([len(row.response_ids) for row in trajectories], dtype=np.int64)
     prompts = np.asarray([len(row.prompt_ids) for row in trajectories], dtype=np.int64)
+    sampled = float(sum(int(row.response_mask.sum()) for row in trajectories))
     return {
         **spread("response_length", responses),
-    sampled = float(sum(int(row.response_mask.sum()) for row in trajectories))
         **spread("prompt_length", prompts),
         "response_length/clip_ratio": float((responses >= max_response).mean()),
         "response/aborted_ratio": float((responses == 0).mean()),
@@ -106,6 +108,8 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
         **spread("critic/advantages", batch.columns["advantages"][mask]),
         **spread("critic/returns", batch.columns["returns"][mask]),
     }
+    if "values" in batch.columns:
+        told |= _value_metrics(batch)
     if "entropy" not in batch.columns:
         return told
     drift = np.abs(np.exp(batch.columns["old_log_probs"][mask]) - np.exp(batch.columns["rollout_log_probs"][mask]))
@@ -116,3 +120,11 @@ def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, f
         "training/rollout_log_probs_diff_max": float(log_drift.max(initial=0.0)),
         "actor/entropy": float(batch.columns["entropy"][mask].mean()) if mask.any() else 0.0,
     }
+
+
+def _value_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Old values, and how much of the returns they knew; that is left out where returns do not vary."""
+    values, returns, mask = batch.columns["values"], batch.columns["returns"], batch.response_mask
+    known = explained_variance(torch.from_numpy(values), torch.from_numpy(returns), torch.from_numpy(mask))
+    told = spread("critic/values", values[mask])
+    return told if known is None else told | {"critic/vf_explained_var": known}

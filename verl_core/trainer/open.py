@@ -167,6 +167,7 @@ def _open(
         validation=validation,
         tokenizer=tokenizer,
         policy=actors.policy,
+        critic=actors.critic,
         servers=actors.servers,
         buffer=buffer,
         validation_buffer=ReplayBuffer(

@@ -21,7 +21,8 @@ from verl_core.trainer.reservation import reserve
 ActorOptions = Callable[[int], dict[str, Any]]
 Part = Literal["all", "trainer", "rollout"]  # of a run that is in this Ray cluster
 PARTS: tuple[Part, ...] = ("all", "trainer", "rollout")
-_POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4  # of one device; Ray only counts, memory is shared by sleeping and waking
+# Of one device; a critic takes half of the policy's share. Ray only counts; memory is shared by sleeping and waking.
+_POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4
 _PIN = 0.001  # of the resource that every Ray node has under its own address: takes nothing, names the node
 
 
@@ -40,6 +41,7 @@ class Placement:
         device: `cpu` or `cuda`.
         group: Ray's placement group that all of them are in; `group_name` finds it again.
         policy: options of policy rank i.
+        critic: options of critic rank i: beside policy rank i, in its bundle.
         server: options of inference server i.
         host: options of a task on the host of rank 0.
         num_servers: how many servers to start.
@@ -53,6 +55,7 @@ class Placement:
     host: dict[str, Any]
     num_servers: int
     lent: ActorOptions
+    critic: ActorOptions
     num_lent: int = 0
 
 
@@ -84,19 +87,25 @@ def place(config: RunConfig, part: Part = "all") -> Placement:
     if device == "cpu":
         group = reserve(name, [_pin()], one_node=True, timeout_s=limit)
         here = _at(group, 0, 0.0)
-        return Placement(device, group, lambda _: here, lambda _: here, here, servers, lambda _: here, _lent(config))
+
+        def anywhere(_: int) -> dict[str, Any]:
+            return here
+
+        return Placement(device, group, anywhere, anywhere, here, servers, anywhere, anywhere, _lent(config))
     bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone)
     group = reserve(name, bundles, one_node=config.trainer.nnodes == 1 and not alone, timeout_s=limit)
     apart = rollout_devices(config) > 0
     first, policy_share, server_share = (ranks, 1.0, 1.0) if apart else (0, _POLICY_SHARE, _SERVER_SHARE)
+    trained_share = policy_share / 2 if config.needs_critic else policy_share
     return Placement(
         device,
         group,
-        lambda rank: _at(group, rank, policy_share),
+        lambda rank: _at(group, rank, trained_share),
         lambda index: _at(group, first + index, server_share),
         _at(group, 0, 0.0),
         servers,
         lambda index: _at(group, index, _SERVER_SHARE),
+        lambda rank: _at(group, rank, trained_share),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 
 from verl_core.trainer import stages
-from verl_core.trainer.restore import bring_policy_to
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trainer.validate import validate
@@ -65,7 +64,7 @@ class PPOTrainer:
         return self.session.files.finished("reward", step) or stages.reward(self.session, step)
 
     def advantage(self, step: int) -> StageOutput:
-        """Old and reference log-probs under one frozen policy, KL in the reward, advantages."""
+        """Old and reference log-probs under one frozen policy, values, KL in the reward, advantages."""
         if (done := self.session.files.finished("advantage", step)) is not None:
             return done
         self._restore(step - 1)
@@ -110,9 +109,9 @@ class PPOTrainer:
         """Weights of `step`; the devices are the trainer's while batches are replayed. Also: is the run still ours?"""
         self.session.lock.check()
         self.session.check()
-        if self.session.policy.steps_done() != step:
+        if not self.session.stands_at(step):
             self.on_sample_end(step + 1)
-            bring_policy_to(self.session, step)
+            self.session.restore(step)
 
     # ---- hooks: a mode overrides the ones it needs
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verl_core.algorithms.kl_control import KLController, build_kl_controller
 from verl_core.config import RunConfig
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenizer import ChatTokenizer
-from verl_core.engine.interface import PolicyEngine
+from verl_core.engine.interface import CriticEngine, PolicyEngine, TrainedEngine
 from verl_core.metrics import MetricSinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
@@ -28,13 +29,14 @@ from verl_core.rollout.servers import Servers
 from verl_core.rollout.usage import ServerUsage
 from verl_core.trainer.feed import PromptFeed
 from verl_core.trainer.lent_devices import LentDevices
-from verl_core.trainer.restore import bring_policy_to
+from verl_core.trainer.restore import bring_to
 from verl_core.trainer.step_files import StepFiles
 from verl_core.trajectory import Prompt
 from verl_core.transfer.replay_buffer import ReplayBuffer
 from verl_core.weights.interface import WeightManifest
 
-WORK = ("gen", "old_log_prob", "ref", "update_actor")  # generating and training; the rest of a step is overhead
+# Generating and training; the rest of a step is overhead.
+WORK = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor")
 OVERLAP = "perf/overlap_s"
 KL_STATE = "actor/reward_kl_penalty_coeff_next"
 
@@ -69,6 +71,7 @@ class Session:
         ahead: whether prompts are served before the step that needs them.
         overlaps: whether servers generate while the trainer works.
         lent: servers on the trainer's devices; None where nothing is lent.
+        critic: None where no estimator reads values.
         began: when this process began to serve the step that it is in.
         waited: seconds of this step for which it waited for servers to load weights, before that.
         noted: numbers that hooks leave for the record of the step.
@@ -102,6 +105,7 @@ class Session:
     overlaps: bool
     check: Callable[[], None] = lambda: None
     lent: LentDevices | None = None
+    critic: CriticEngine | None = None
     noted: dict[str, float] = field(default_factory=dict)
     _used: dict[str, ServerUsage] = field(default_factory=dict)
     _published: WeightManifest | None = None
@@ -158,10 +162,21 @@ class Session:
 
     # ---- policy and servers
 
+    @property
+    def trained(self) -> dict[str, TrainedEngine]:
+        """What an update trains, in its order, by name."""
+        critic: dict[str, TrainedEngine] = {} if self.critic is None else {"critic": self.critic}
+        return {**critic, "actor": self.policy}
+
+    def stands_at(self, step: int) -> bool:
+        """Whether all weights are those of the end of `step`; cheap."""
+        return all(engine.steps_done() == step for engine in self.trained.values())
+
     def restore(self, step: int) -> None:
-        """Bring the policy's weights to the end of `step`; one cheap call when they are there already."""
-        if self.policy.steps_done() != step:
-            bring_policy_to(self, step)
+        """Bring all weights to the end of `step`, each network for itself: an update reads nothing but the batch."""
+        for engine in self.trained.values():
+            if engine.steps_done() != step:
+                bring_to(self, engine, step)
 
     def wake_servers(self, version: int) -> None:
         """Servers awake, serving `version`. The policy holds that version when they do not."""
@@ -204,8 +219,12 @@ class Session:
         state = {"stream": stream, "feed": feed.to_json(), "kl": kl, "step": step}
         if self.lent is not None:
             state["lending"] = self.lent.lending.state_dict()
-        saved = self.checkpoints.save(step, lambda folder: self.policy.save(str(folder)), state)
+        saved = self.checkpoints.save(step, self._save_trained, state)
         return self.run.url(saved.path)
+
+    def _save_trained(self, folder: Path) -> None:
+        for engine in self.trained.values():
+            engine.save(str(folder))
 
     def kl_control(self, step: int) -> KLController:
         """The controller of the KL in the reward as it stands before `step`: its value travels in the step's

@@ -13,6 +13,7 @@ from verl_core.config.schema.async_modes import (
 )
 from verl_core.config.schema.cluster import GroupConfig, RayConfig
 from verl_core.config.schema.correction import RolloutCorrectionConfig
+from verl_core.config.schema.critic import CriticConfig, CriticModelConfig, CriticSettings
 from verl_core.config.schema.data import DataConfig, PrepareConfig
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
@@ -27,17 +28,20 @@ __all__ = [
     "AlgorithmConfig",
     "BufferConfig",
     "ColocateAsyncConfig",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CriticSettings",
     "CustomRewardConfig",
     "DataConfig",
     "GroupConfig",
     "HybridRolloutConfig",
     "KLControlConfig",
     "ModelConfig",
+    "MultiTurnConfig",
     "OptimConfig",
     "PolicyLossConfig",
     "PrepareConfig",
     "RayConfig",
-    "MultiTurnConfig",
     "RefConfig",
     "RewardConfig",
     "RolloutConfig",

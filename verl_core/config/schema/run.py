@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from verl_core.config.names import VALUE_ESTIMATORS
 from verl_core.config.schema.actor import ActorConfig, ModelConfig, RefConfig
 from verl_core.config.schema.algorithm import AlgorithmConfig
 from verl_core.config.schema.cluster import RayConfig
+from verl_core.config.schema.critic import CriticConfig
 from verl_core.config.schema.data import DataConfig
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.config.schema.rollout import RolloutConfig
@@ -30,6 +32,7 @@ class RunConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -40,6 +43,17 @@ class RunConfig:
     def needs_reference(self) -> bool:
         """Whether a reference policy exists in this run."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether a critic exists in this run."""
+        follows = self.algorithm.adv_estimator in VALUE_ESTIMATORS
+        return follows if self.critic.enable is None else self.critic.enable
+
+    @property
+    def critic_path(self) -> str:
+        """Folder that the critic starts from."""
+        return self.critic.model.path or self.actor_rollout_ref.model.path
 
     @property
     def world_size(self) -> int:

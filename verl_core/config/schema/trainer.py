@@ -63,6 +63,7 @@ class TrainerConfig:
     total_training_steps: null = total_epochs x (rows // train_batch_size).
     device: `auto` = cuda when there is one.
     nnodes x n_gpus_per_node: ranks of the trainer; on a CPU each rank is a process with its share of the cores.
+    critic_warmup: first steps in which the critic is trained and the policy is not.
     save_freq, test_freq: steps; -1 = only at the end (save) or never (test).
     resume_mode: `auto` = newest whole checkpoint of this run directory, `disable` = refuse a used directory,
         `resume_path` = start from resume_from_path.
@@ -82,6 +83,7 @@ class TrainerConfig:
     total_epochs: int = 30
     total_training_steps: int | None = None
     seed: int = 1
+    critic_warmup: int = 0
     save_freq: int = -1
     test_freq: int = -1
     val_before_train: bool = True

@@ -1,4 +1,5 @@
-"""Stage 3. Invariant: old log-probs come from one frozen policy, the one the step's update starts from."""
+"""Stage 3. Invariant: old log-probs come from one frozen policy, and values from one frozen critic: those that the
+step's update starts from."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Bool, Reward, Trajectory
 
+VALUES = "values"
 KL_COEF = "actor/reward_kl_penalty_coeff"
 
 
 def advantage(session: Session, step: int) -> StageOutput:
-    """Old and reference log-probs, token rewards, advantages; persists the training batch."""
+    """Old and reference log-probs, values, token rewards, advantages; persists the training batch."""
     scored = session.files.rewards(step)
     batch = assemble(session.files.trajectories(step), scored)
-    batch, metrics = _with_log_probs(session, batch)
+    batch, metrics = _with_models(session, batch)
     started = time.perf_counter()
     algorithm = session.config.algorithm
     if algorithm.use_kl_in_reward:
@@ -140,6 +142,7 @@ def with_advantages(
         lam=algorithm.lam,
         reward_parts=parts,
         part_weights=tuple(algorithm.gdpo_reward_weights) or None,
+        values=batch.padded(VALUES) if VALUES in batch.columns else None,
         is_weights=batch.padded(WEIGHTS) if WEIGHTS in batch.columns else None,
     )
     result = ADVANTAGES.get(algorithm.adv_estimator)(inputs)
@@ -147,7 +150,7 @@ def with_advantages(
     return batch.with_column("returns", batch.flat(result.returns))
 
 
-def _with_log_probs(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+def _with_models(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
     metrics: dict[str, float] = {}
     if session.config.algorithm.rollout_correction.effective.bypass_mode:
         batch = batch.with_column("old_log_probs", batch.columns["rollout_log_probs"])
@@ -161,4 +164,8 @@ def _with_log_probs(session: Session, batch: TrainBatch) -> tuple[TrainBatch, di
         with session.training("ref", metrics):
             reference = session.policy.ref_log_probs(batch)
         batch = batch.with_column("ref_log_probs", reference.log_probs)
+    if session.critic is not None:
+        with session.training("values", metrics):
+            values = session.critic.values(batch)
+        batch = batch.with_column(VALUES, values)
     return batch, metrics

@@ -14,11 +14,12 @@ from verl_core.trajectory import Reward, Trajectory
 
 
 def update(session: Session, step: int) -> UpdateDraft:
-    """Train the policy on the step's batch and checkpoint when due. Nothing says yet that the step is done."""
+    """Train critic and policy on the step's batch and checkpoint when due. Nothing says yet that the step is done."""
     metrics: dict[str, float] = {}
     batch = session.files.batch(step)
-    with session.training("update_actor", metrics):
-        metrics.update(session.policy.update(batch, step))
+    for name, engine in session.trained.items():
+        with session.training(f"update_{name}", metrics):
+            metrics.update(engine.update(batch, step))
     if session.saves_at(step):
         started = time.perf_counter()
         checkpoint = session.save_checkpoint(step)
