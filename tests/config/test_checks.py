@@ -88,6 +88,26 @@ CONTRADICTIONS = [
         "algorithm.use_kl_in_reward: algorithm.adv_estimator=gdpo reads the named parts of the score",
     ),
     (
+        ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=seq_final_reward"],
+        "algorithm.filter_groups.metric: seq_final_reward includes the KL to the reference, which is not known while",
+    ),
+    (
+        ["algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=reinforce_plus_plus"],
+        f"algorithm.filter_groups.enable: compares the sessions of a group, and {ROLLOUT}.n=1; set that to at",
+    ),
+    (
+        ["algorithm.filter_groups.metric=acc"],
+        "algorithm.filter_groups.metric: has no effect without algorithm.filter_groups.enable=true",
+    ),
+    (
+        ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.when_capped=train"],
+        "algorithm.filter_groups.when_capped: has no effect with algorithm.filter_groups.max_num_gen_batches=0",
+    ),
+    (
+        ["algorithm.filter_groups.max_inflight_gen_batches=2"],
+        "algorithm.filter_groups.max_inflight_gen_batches: known in verl; every dropped group is replaced at once",
+    ),
+    (
         [f"{ACTOR}.policy_loss.loss_mode=vanila"],
         f"{ACTOR}.policy_loss.loss_mode: unknown name 'vanila'; did you mean vanilla?",
     ),

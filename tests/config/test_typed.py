@@ -146,7 +146,7 @@ def test_a_refused_key_does_not_hide_those_that_begin_like_it() -> None:
         ("trainer.checkpoint_callback_class", "not supported yet"),
         ("trainer.log_val_generations", "report"),
         ("trainer.rollout_data_dir", "trajectories.parquet"),
-        ("algorithm.filter_groups.enable", "not supported yet"),
+        ("algorithm.filter_groups.max_inflight_gen_batches", "replaced at once"),
         ("algorithm.use_pf_ppo", "not supported yet"),
         ("algorithm.pf_ppo.weight_pow", "not supported yet"),
         ("data.gen_batch_size", "data.train_batch_size"),

@@ -16,6 +16,7 @@ from verl_core.trainer.past import Start, agree_with_past, record_opening
 from verl_core.trainer.placement import place
 from verl_core.trajectory import Reward
 from verl_core.transfer.availability import require_transfer_queue
+from verl_core.transfer.refills import Cap, Refills
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -65,6 +66,15 @@ def test_error_budget() -> None:
     ]
     with pytest.raises(VerlError) as caught:
         check_budget(rewards, 0.1)
+    assert documented(str(caught.value))
+
+
+def test_capped_filter() -> None:
+    refills = Refills(lambda count: [], Cap(2), 4)
+    refills.reject(7)
+    refills.due(4, 0, 0, str)
+    with pytest.raises(VerlError) as caught:
+        refills.refuse_a_small_batch(4, 1, step=3)
     assert documented(str(caught.value))
 
 

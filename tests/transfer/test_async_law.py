@@ -26,6 +26,7 @@ from verl_core.errors import DeadlineExceeded, RolloutError
 from verl_core.trajectory import Prompt
 from verl_core.transfer.group import GroupStatus
 from verl_core.transfer.interface import Finished
+from verl_core.transfer.refills import Cap
 from verl_core.transfer.staleness import Admission, Drop, StalenessPolicy, Unbounded, Wait
 from verl_core.transfer.tq_store import TransferQueueStore
 
@@ -56,13 +57,16 @@ class Law(RuleBasedStateMachine):
         is_ahead=st.sampled_from([True, True, False]),
         max_reissues=st.integers(0, 2),
         deaf=st.booleans(),
+        cap=st.sampled_from([None, None, Cap(), Cap(1, "train"), Cap(2, "train"), Cap(2)]),
     )
-    def begin(self, strategy: str, size: int, bound: int, is_ahead: bool, max_reissues: int, deaf: bool) -> None:
+    def begin(
+        self, strategy: str, size: int, bound: int, is_ahead: bool, max_reissues: int, deaf: bool, cap: Cap | None
+    ) -> None:
         config = BufferConfig(lease_s=60.0, stall_timeout_s=100.0, max_reissues=max_reissues)
         self.strategy, self.bound = strategy, bound
         too_far = strategy == "drop"  # no configuration may ask for it; here it makes groups stale
         ahead = bound + too_far if is_ahead and strategy != "sync" else 0
-        self.model = TrainerModel(self.store(), policy_of(strategy, size, bound), config, size, ahead)
+        self.model = TrainerModel(self.store(), policy_of(strategy, size, bound), config, size, ahead, cap)
         self.model.store.deaf = deaf
         self.model.top_up()
 
@@ -163,6 +167,9 @@ class Law(RuleBasedStateMachine):
         """Two more steps in which everything finishes; then the run is over and every prompt has one outcome."""
         model = self.model
         model.store.deaf = False
+        if model.cap is not None:
+            model.cap = Cap(0)  # so that a batch comes together
+            model.crash(empties=False)
         for _ in range(2):
             while model.untrained:
                 model.update()
@@ -220,12 +227,14 @@ def test_the_law_on_the_real_queue(tq_store: TransferQueueStore) -> None:
     )
 
 
+@pytest.mark.parametrize("cap", [None, Cap()], ids=["plain", "filtered"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_crash_point_of_a_step_with_and_without_the_store(strategy: str) -> None:
+def test_every_crash_point_of_a_step_with_and_without_the_store(strategy: str, cap: Cap | None) -> None:
     """Three steps, dying once before each deed: the weights get every prompt once, in the steps of a calm run."""
     for dies_before in DEEDS:
         for empties in (False, True):
-            model = TrainerModel(TimedStore(), policy_of(strategy, 2, 1), BufferConfig(), 2, int(strategy != "sync"))
+            ahead = int(strategy != "sync")
+            model = TrainerModel(TimedStore(), policy_of(strategy, 2, 1), BufferConfig(), 2, ahead, cap)
             law, died = Law(), False
             law.model = model
             for _ in range(3):
@@ -246,3 +255,9 @@ def test_every_crash_point_of_a_step_with_and_without_the_store(strategy: str) -
                         model.check()
             assert died == (dies_before != "claim")
             assert [len(bases) for bases in model.disk.record.values()] == [2, 2, 2]
+            trained = sorted(group.prompt.ordinal for groups in model.disk.trajectories.values() for group in groups)
+            if cap is None:
+                assert trained == list(range(6))
+            else:  # 0, 3 and 6 are constant
+                assert trained == [1, 2, 4, 5, 7, 8]
+                assert set(model.accounts().dropped) == {"constant: score is 1 in all 2 sessions"}

@@ -5,7 +5,7 @@ It does what `verl_core.trainer.stages.rollout` and the feed do, in the same ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.transfer.build import prompt_of, reissue
@@ -13,10 +13,19 @@ from verl_core.config.schema import BufferConfig
 from verl_core.errors import RolloutError
 from verl_core.record.accounting import Accounting, account
 from verl_core.record.journal import Event
-from verl_core.trajectory import Prompt
+from verl_core.trajectory import Prompt, Reward
+from verl_core.transfer.constant_groups import constant_groups
 from verl_core.transfer.flight import Clock, Group
+from verl_core.transfer.refills import Cap
 from verl_core.transfer.replay_buffer import ReplayBuffer
 from verl_core.transfer.staleness import StalenessPolicy
+
+
+def scored(group: Group, is_constant: bool) -> Group:
+    """The group with rewards 1, or 0 and 1 in turn."""
+    rewards = [Reward(row.key, float(is_constant or row.session % 2)) for row in group.trajectories]
+    return replace(group, rewards=tuple(rewards))
+
 
 DEEDS = ("claim", "keep the rest", "note what is open", "publish the trajectories", "clear", "record", "mark")
 
@@ -69,8 +78,10 @@ class TrainerModel:
         config: BufferConfig,
         size: int,
         ahead: int,
+        cap: Cap | None = None,
     ) -> None:
         self.store, self.policy, self.config, self.size, self.ahead = store, policy, config, size, ahead
+        self.cap, self.n = cap, 1 if cap is None else 2  # None = nothing is filtered
         self.disk = Disk()
         self.ledger = Journaled(self.disk)
         self.sent: dict[str, Prompt] = {}  # every attempt that workers know of
@@ -88,9 +99,20 @@ class TrainerModel:
             self.ledger.append("resumed", (), from_step=done, rolled_out=max([done, *self.disk.trajectories]))
         self.version = max(self.disk.record, default=0)
         clock = Clock(lambda: self.store.now, lambda: self.store.now)
-        refill = None if self.policy is None else self.refill
+        filtered = self.cap is not None
         self.buffer = ReplayBuffer(
-            self.store, self.config, self.dispatch, self.ledger, reissue, clock, self.policy, refill
+            self.store,
+            self.config,
+            self.dispatch,
+            self.ledger,
+            reissue,
+            clock,
+            self.policy,
+            self.refill if self.policy is not None or filtered else None,
+            [constant_groups("score")] if filtered else [],
+            score=self.score if filtered else None,
+            kept=lambda prompt: self.settled.pop(prompt.base_uid, None),
+            cap=self.cap,
         )
         self.step = max([0, *self.disk.trajectories]) + 1  # whose rollout is next
         serving = self.disk.serving[self.step - 1]
@@ -106,6 +128,18 @@ class TrainerModel:
             self.begun.clear()
         self.live()
 
+    # ---- filtering
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """Prompts whose ordinal is a multiple of 3 are always solved."""
+        for group in groups:
+            assert not self.is_kept(group), "scored again"
+        return [scored(group, group.prompt.ordinal % 3 == 0) for group in groups]
+
+    def is_kept(self, group: Group) -> bool:
+        kept = self.disk.spool.get(self.step, {}).get(group.prompt.base_uid)
+        return kept is not None and kept.prompt.uid == group.prompt.uid
+
     # ---- serving
 
     def dispatch(self, prompts: Sequence[Prompt]) -> None:
@@ -119,11 +153,11 @@ class TrainerModel:
 
     def new(self, count: int) -> list[Prompt]:
         self.next += count
-        return [prompt_of(ordinal, n=1, step=self.step) for ordinal in range(self.next - count, self.next)]
+        return [prompt_of(ordinal, n=self.n, step=self.step) for ordinal in range(self.next - count, self.next)]
 
     def top_up(self) -> None:
         again, self.again = self.again, []
-        self.serve([prompt_of(ordinal, n=1, step=self.step) for ordinal in again])
+        self.serve([prompt_of(ordinal, n=self.n, step=self.step) for ordinal in again])
         count = (self.step + self.ahead) * self.size + self.replaced - self.next
         if self.policy is not None:
             count = min(count, self.buffer.room())
@@ -148,6 +182,8 @@ class TrainerModel:
         self.deed("keep the rest", dies_before)
         self.keeper(step + 1)(self.buffer.arrived_groups())
         self.deed("note what is open", dies_before)
+        if not self.ahead:
+            self.settled.clear()
         unclaimed = tuple(prompt.ordinal for prompt in self.buffer.unclaimed())
         self.disk.serving[step] = Serving(self.next, unclaimed, self.replaced)
         self.deed("publish the trajectories", dies_before)

@@ -135,6 +135,7 @@ RANGES: dict[str, Range] = {
     "algorithm.gamma": _SHARE,
     "algorithm.lam": _SHARE,
     "algorithm.gdpo_reward_weights": Range(),
+    "algorithm.filter_groups.max_num_gen_batches": _NATURAL,
     "algorithm.rollout_correction.rollout_is_threshold": _POSITIVE,
     "algorithm.rollout_correction.rollout_rs_threshold": _POSITIVE,
     "algorithm.kl_ctrl.kl_coef": _NATURAL,

@@ -26,11 +26,17 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("trainer.v1.sampler.custom_sampler", f"{_LATER}; delete it"),
     ("trainer.v1.sampler.sampler_kwargs", f"{_LATER}; delete it"),
     # algorithm
-    ("algorithm.filter_groups", f"{_LATER}; delete it"),
+    (
+        "algorithm.filter_groups.max_inflight_gen_batches",
+        "known in verl; every dropped group is replaced at once by one prompt; delete it",
+    ),
     ("algorithm.use_pf_ppo", f"{_LATER}; delete it"),
     ("algorithm.pf_ppo", f"{_LATER}; delete it"),
     # data
-    ("data.gen_batch_size", f"{_LATER}; data.train_batch_size prompts are generated per step"),
+    (
+        "data.gen_batch_size",
+        "known in verl; data.train_batch_size prompts go out per step, and one more for each group that is dropped",
+    ),
     ("data.validation_shuffle", "known in verl; validation is served in file order; delete it"),
     ("data.dataloader_num_workers", "known in verl, not needed: rows are tokenized once at the start; delete it"),
     ("data.filter_overlong_prompts*", "known in verl; use data.truncation=drop"),

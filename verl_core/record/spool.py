@@ -1,8 +1,9 @@
 """StepSpool: groups of one step, kept as they finish. Invariant: a group whose `append` returned survives a crash, so
 that no finished generation is ever sampled again.
 
-A record is `length, CRC` and a payload: JSON of prompt and errors, then the packed trajectories. A record that a crash
-tore is ignored. The spool is only a bridge: once the step's trajectories.parquet is published it may be deleted.
+A record is `length, CRC` and a payload: JSON of prompt, errors and rewards, then the packed trajectories. A record that
+a crash tore is ignored. The spool is only a bridge: once the step's trajectories.parquet is published it may be
+deleted.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from verl_core.record.append_log import LocalLog, SegmentLog, open_log, read_log
 from verl_core.record.canonical import compact
 from verl_core.record.prompts import prompt_from_json, prompt_to_json
 from verl_core.record.rundir import RunDir
+from verl_core.trajectory import Reward
 from verl_core.transfer.codec import pack, unpack
 from verl_core.transfer.flight import Group
 
@@ -76,7 +79,8 @@ def _payloads(data: bytes) -> Iterator[memoryview]:
 
 
 def _frame(group: Group) -> bytes:
-    head = compact({"prompt": prompt_to_json(group.prompt), "errors": list(group.errors)})
+    rewards = [asdict(reward) for reward in group.rewards]
+    head = compact({"prompt": prompt_to_json(group.prompt), "errors": list(group.errors), "rewards": rewards})
     payload = _HEAD.pack(len(head)) + head + pack(group.trajectories)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -85,4 +89,5 @@ def _group(payload: memoryview) -> Group:
     (size,) = _HEAD.unpack_from(payload)
     head = json.loads(bytes(payload[_HEAD.size : _HEAD.size + size]))
     trajectories = unpack(bytes(payload[_HEAD.size + size :]))
-    return Group(prompt_from_json(head["prompt"]), trajectories, tuple(head["errors"]))
+    rewards = tuple(Reward(**reward) for reward in head["rewards"])
+    return Group(prompt_from_json(head["prompt"]), trajectories, tuple(head["errors"]), rewards)

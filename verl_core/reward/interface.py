@@ -39,5 +39,8 @@ class Scorer(Protocol):
             RewardError: more than `error_budget` of the samples were quarantined; the message lists the reasons.
         """
 
+    def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
+        """Like `score`, whatever the share of failures: for a part of a step's samples."""
+
     def shutdown(self) -> None:
         """End the processes."""

@@ -69,6 +69,12 @@ class RewardWorkers:
             RewardError: more than `reward.error_budget` of the samples were quarantined, or the workers keep dying.
             DeadlineExceeded: longer than if every sample of a worker's share hung.
         """
+        rewards = self.score_each(samples)
+        check_budget(rewards, self._config.error_budget)
+        return rewards
+
+    def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
+        """Like `score`, whatever the share of failures. Raises as `score`, apart from that."""
         chunks = self._chunks(samples)
         done: list[list[Packed]] = [[] for _ in chunks]
         waiting = list(enumerate(chunks))[::-1]
@@ -86,9 +92,7 @@ class RewardWorkers:
             index, actor = running.pop(ready[0])
             done[index] = _get_one(ready[0], "a chunk of rewards", deadline.left + _CALL_BUDGET_S)
             idle.append(actor)
-        rewards = unpacked_rewards(reward for chunk in done for reward in chunk)
-        check_budget(rewards, self._config.error_budget)
-        return rewards
+        return unpacked_rewards(reward for chunk in done for reward in chunk)
 
     def pids(self) -> list[tuple[int, int]]:
         """(actor, reward process) of every worker."""

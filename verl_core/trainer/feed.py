@@ -151,10 +151,16 @@ class PromptFeed:
         self._replaced += count
         return self._new(count, self._step + 1)
 
+    def kept(self, prompt: Prompt) -> Group | None:
+        """The group that an earlier process finished of this prompt, once."""
+        return self._settled.pop(prompt.base_uid, None)
+
     def close_step(self, step: int, buffer: ReplayBuffer) -> None:
         """The rollout's groups are chosen; record what stays open. Call it before the step's trajectories are
         published."""
         self._step = step
+        if not self.plan.warmup_batches:  # what was kept and not asked for is of other weights than the next step's
+            self._settled.clear()
         state = FeedState(self._next, tuple(prompt.ordinal for prompt in buffer.unclaimed()), self._replaced)
         if state != self.plan.plain(step):
             self._files.save_feed(step, state)

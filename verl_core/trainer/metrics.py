@@ -13,6 +13,7 @@ from verl_core.batch import TrainBatch
 from verl_core.rollout.usage import ServerUsage
 from verl_core.trainer.turn_metrics import turn_metrics
 from verl_core.trajectory import Bool, Reward, Trajectory
+from verl_core.transfer.constant_groups import KIND
 from verl_core.transfer.drops import DropSummary
 
 
@@ -80,9 +81,17 @@ def usage_metrics(used: Sequence[ServerUsage]) -> dict[str, float]:
     }
 
 
-def drop_metrics(drops: DropSummary) -> dict[str, float]:
-    """Groups dropped since the step before; who they were, when there are any."""
-    return drops.metrics() if drops.groups else {"buffer/dropped": 0.0}
+def drop_metrics(drops: DropSummary, kept: int = 0, is_filtered: bool = False) -> dict[str, float]:
+    """Groups dropped since the step before; who they were, when there are any. With a group filter also its share of
+    those it judged, which are the `kept` ones and its own."""
+    told = drops.metrics() if drops.groups else {"buffer/dropped": 0.0}
+    if not is_filtered:
+        return told
+    rejected = drops.by_reason.get(KIND, 0)
+    return told | {
+        "filter_groups/rejected": float(rejected),
+        "filter_groups/rejected_share": rejected / max(1, rejected + kept),
+    }
 
 
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

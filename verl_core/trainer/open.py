@@ -29,8 +29,11 @@ from verl_core.trainer.prompts import streams, total_steps
 from verl_core.trainer.ray_session import run_root, start_ray
 from verl_core.trainer.registry import get_trainer_cls
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
+from verl_core.trainer.stages.reward import scored_groups
 from verl_core.trainer.step_files import StepFiles
 from verl_core.transfer.availability import require_transfer_queue
+from verl_core.transfer.constant_groups import constant_groups
+from verl_core.transfer.refills import Cap
 from verl_core.transfer.replay_buffer import ReplayBuffer
 from verl_core.transfer.staleness import staleness_policy
 
@@ -143,6 +146,7 @@ def _open(
     asked = validation or stream
     plan = feed_plan(config, total, start.step, checkpoint, stream)
     feed = PromptFeed(stream, plan, files)
+    filtered = config.algorithm.filter_groups
     buffer = ReplayBuffer(
         actors.stores[0],
         limits,
@@ -150,8 +154,12 @@ def _open(
         RolloutLedger(journal),
         stream.reissue,
         policy=staleness_policy(config),
-        refill=feed.replace if trainer_cls.ahead else None,
+        refill=feed.replace if trainer_cls.ahead or filtered.enable else None,
+        filters=[constant_groups(filtered.metric)] if filtered.enable else [],
         check=lambda: session.check(),
+        score=(lambda groups: scored_groups(session, groups)) if filtered.enable else None,
+        kept=feed.kept,
+        cap=Cap(filtered.max_num_gen_batches, filtered.when_capped),
     )
     session: Session = Session(
         config=config,

@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_core.batch import TrainBatch
 from verl_core.record.batch_file import read_batch, write_batch
-from verl_core.record.rewards import read_rewards, write_rewards
+from verl_core.record.rewards import pack_rewards, read_rewards, unpack_rewards, write_rewards
 from verl_core.record.rundir import Published, RunDir
 from verl_core.record.spool import StepSpool
 from verl_core.record.step_record import StepRecord, read_step_record, write_metrics, write_step_record
@@ -30,6 +30,7 @@ FILES: dict[StageName, str] = {
     "advantage": "batch.safetensors",
     "update": "record.json",
 }
+SCORED = "scored.parquet"
 VALIDATION = "validation.json"
 FEED = "feed.json"
 LENDING = "lending.json"
@@ -112,6 +113,15 @@ class StepFiles:
         """Rows in (ordinal, session, index) order."""
         held = self._memory.get(("rollout", step))
         return held if held is not None else read_trajectories(self.run, step)
+
+    def scored(self, step: int) -> list[Reward] | None:
+        """Scores that the step's trajectories got while they were sampled; None when they got none."""
+        path = f"{RunDir.step_dir(step)}/{SCORED}"
+        return unpack_rewards(self.run.read(path), path) if self.run.exists(path) else None
+
+    def save_scored(self, step: int, rewards: list[Reward]) -> None:
+        """Publish them: before the trajectories, which make the rollout done."""
+        self.run.publish_bytes(f"{RunDir.step_dir(step)}/{SCORED}", pack_rewards(rewards))
 
     def save_rewards(self, step: int, rewards: list[Reward], metrics: dict[str, float]) -> StageOutput:
         """Publish the scores, aligned with the trajectories."""

@@ -7,7 +7,9 @@ What is done with which group (training; validation evicts nothing):
     sync             cannot happen        drop                            drop k, refill k
     asynchronous     drop k, refill k     drop k, refill k                drop k, refill k
 
-Stale groups are dropped by the strategy `drop`; `wait` sees that there are none. In sync nothing refills a failed group: its step is smaller.
+Stale groups are dropped by the strategy `drop`; `wait` sees that there are none. In sync nothing refills a failed
+group, its step is smaller, unless the run has a filter: then dropped groups are refilled, whatever the reason. How much
+is refilled for a filter is bounded by `refills`.
 """
 
 from __future__ import annotations

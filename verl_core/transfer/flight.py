@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from verl_core.trajectory import Prompt, Trajectory
+from verl_core.trajectory import Prompt, Reward, Trajectory
 from verl_core.transfer.group import GroupStatus, GroupTag
 
 
@@ -28,11 +28,13 @@ class Group:
         prompt: the attempt that finished.
         trajectories: in (session, index) order; never empty.
         errors: why earlier attempts failed, oldest first.
+        rewards: one per trajectory, in order, where groups are scored as they arrive; else empty.
     """
 
     prompt: Prompt
     trajectories: list[Trajectory]
     errors: tuple[str, ...] = ()
+    rewards: tuple[Reward, ...] = ()
 
     @property
     def min_version(self) -> int:
@@ -74,6 +76,7 @@ class Flight:
     oldest: oldest weight version in it; `version` until it arrived.
     longest, nbytes: of the group, from ARRIVED on.
     announced: whether an on_arrival callback got it.
+    passed: whether it stayed when arrived groups were judged for the first time.
     step: global step that claimed it.
     """
 
@@ -88,6 +91,7 @@ class Flight:
     longest: int = 0
     nbytes: int = 0
     announced: bool = False
+    passed: bool = False
     step: int = -1
 
     def __post_init__(self) -> None:

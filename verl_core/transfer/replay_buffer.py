@@ -22,8 +22,9 @@ from verl_core.transfer.interface import TrajectoryStore
 from verl_core.transfer.leases import ServiceClock
 from verl_core.transfer.ledger import Ledger
 from verl_core.transfer.pressure import refuse_a_deadlock, room
+from verl_core.transfer.refills import Cap, Refill
 from verl_core.transfer.staleness import StalenessPolicy
-from verl_core.transfer.waiting import OnArrival, Refill, Rules, Waiting, groups_of
+from verl_core.transfer.waiting import OnArrival, Rules, Score, Waiting, groups_of
 
 __all__ = ["Group", "ReplayBuffer"]
 
@@ -42,6 +43,10 @@ class ReplayBuffer:
         refill: gives up to so many new prompts, to be served at once in place of dropped groups; None = a dropped
             group makes the sample smaller.
         filters: reject arrived groups for other reasons than their age.
+        score: gives arrived groups their rewards, once each, before the filters see them; None = they have none.
+        kept: takes the group that an earlier process of this run finished and spooled for a prompt that `refill` gave;
+            None when there is none.
+        cap: of what is refilled for the filters.
         check: called at least once a second while a sample is waited for; raises when that has become pointless.
 
     Raises:
@@ -60,15 +65,18 @@ class ReplayBuffer:
         refill: Refill | None = None,
         filters: Sequence[Filter] = (),
         check: Callable[[], None] = lambda: None,
+        score: Score | None = None,
+        kept: Callable[[Prompt], Group | None] = lambda prompt: None,
+        cap: Cap | None = None,
     ) -> None:
         refuse_a_deadlock(policy, config)
-        self._store, self._config, self._policy = store, config, policy
+        self._store, self._config, self._policy, self._kept = store, config, policy, kept
         self._service = ServiceClock(clock or Clock())
         self._books = Books(ledger, self._service)
         self._intake = Intake(store, config, dispatch, reissue, self._books, self._service)
-        rules = Rules(policy, refill, tuple(filters))
+        rules = Rules(policy, refill, tuple(filters), score, cap or Cap())
         self._waiting = Waiting(
-            self._intake, self._books, rules, self.submit, self._intake.forget, self.describe, check
+            self._intake, self._books, rules, self._serve, self._intake.forget, self.describe, check
         )
 
     # ---- in
@@ -115,6 +123,13 @@ class ReplayBuffer:
         self._books.adopt([flight for flight in flights if flight.prompt.uid not in late])
         self._intake.renew([flight.prompt for flight in flights if flight.prompt.uid in late])
 
+    def _serve(self, prompts: Sequence[Prompt]) -> None:
+        """Prompts in the place of dropped groups: those that an earlier process finished have arrived."""
+        found = {prompt.uid: self._kept(prompt) for prompt in prompts}
+        self.adopt([group for group in found.values() if group is not None])
+        if fresh := [prompt for prompt in prompts if found[prompt.uid] is None]:
+            self.submit(fresh)
+
     def room(self) -> int:
         """How many groups may be submitted now, by staleness policy, max_groups and max_megabytes; NO_BOUND = any
         number."""
@@ -145,7 +160,8 @@ class ReplayBuffer:
             StoreError: nothing was submitted, or the servers sleep.
             DeadlineExceeded: nothing settled for `stall_timeout_s` (says which groups are stuck, and where), or the
                 store died.
-            RolloutError: groups failed, or were rejected by a filter, one after the other without end.
+            RolloutError: groups failed, or were rejected by a filter, one after the other without end; or `cap` is
+                reached and what passed the filters is not enough.
         """
         self.wait_for(n_groups, step, on_arrival)
         chosen = sorted(self._waiting.first(n_groups), key=lambda flight: flight.ordinal)
@@ -172,6 +188,7 @@ class ReplayBuffer:
         self._intake.look(0.0)
         if self._intake.poll_is_due():
             self._intake.poll()
+        self._waiting.score(step)
         return len(self._books.arrived) - len(self._waiting.evictions(step))
 
     def arrived_groups(self) -> list[Group]:

@@ -5,20 +5,20 @@ that says what is stuck.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from verl_core.errors import DeadlineExceeded, RolloutError, StoreError
+from verl_core.errors import DeadlineExceeded, StoreError
 from verl_core.trajectory import Prompt
 from verl_core.transfer.books import Books
 from verl_core.transfer.eviction import Eviction, Filter, evictions
 from verl_core.transfer.flight import Flight, Group
 from verl_core.transfer.intake import Intake
+from verl_core.transfer.refills import Cap, Refill, Refills
 from verl_core.transfer.staleness import StalenessPolicy
 
 OnArrival = Callable[[list[Group]], None]
-Refill = Callable[[int], Sequence[Prompt]]
+Score = Callable[[Sequence[Group]], Sequence[Group]]  # the same groups, in order, with their rewards
 
-_BARREN_BATCHES = 4  # so many batches of groups dropped in a row, without one that could be trained on, end the run
 _DUMPED = 5
 _GLANCE_S = 1.0  # between two calls of `check`, at most
 
@@ -30,6 +30,8 @@ class Rules:
     policy: StalenessPolicy | None
     refill: Refill | None
     filters: tuple[Filter, ...]
+    score: Score | None = None
+    cap: Cap = field(default_factory=Cap)
 
 
 class Waiting:
@@ -52,7 +54,7 @@ class Waiting:
     ) -> None:
         self._intake, self._books, self._rules = intake, books, rules
         self._submit, self._free, self._dump, self._check = submit, free, describe, check
-        self._rejected = 0  # groups that filters rejected since one was trained on
+        self._refills = Refills(rules.refill, rules.cap, rules.policy.batch_size if rules.policy else None)
         self._awaited: list[Flight] = []
 
     def wait(self, n_groups: int, step: int, on_arrival: OnArrival | None) -> None:
@@ -68,6 +70,8 @@ class Waiting:
             self._tidy(n_groups, step, on_arrival)
             if self._short(n_groups, step):
                 self._give_up_if_hopeless(asleep)
+        if len(self._books.arrived) < n_groups:
+            self._refills.refuse_a_small_batch(n_groups, len(self._books.arrived), step)
 
     def _give_up_if_hopeless(self, asleep: bool) -> None:
         if asleep:
@@ -77,12 +81,24 @@ class Waiting:
 
     def first(self, n_groups: int) -> list[Flight]:
         """The arrived groups that are trained first; they will be."""
-        self._rejected = 0
+        self._refills.begin_batch()
         return self._order()[:n_groups]
 
     def evictions(self, step: int) -> list[Eviction]:
         """Arrived groups that must not be trained on at `step`."""
         return evictions(list(self._books.arrived.values()), step - 1, self._rules.policy, self._rules.filters)
+
+    def score(self, step: int) -> None:
+        """Give arrived groups their rewards, except those that are too old anyway at `step`."""
+        if self._rules.score is None:
+            return
+        fresh = [flight for flight in self._books.arrived.values() if flight.group and not flight.group.rewards]
+        stale = self._rules.policy.evict(fresh, step - 1) if self._rules.policy and fresh else []
+        gone = {flight.prompt.uid for flight, _ in stale}
+        fresh = [flight for flight in fresh if flight.prompt.uid not in gone]
+        if fresh:
+            for flight, group in zip(fresh, self._rules.score(groups_of(fresh)), strict=True):
+                flight.group = group
 
     def too_late(self, found: Sequence[Flight]) -> list[Flight]:
         """Those of `found`, of an earlier process, that must be sampled anew."""
@@ -118,39 +134,42 @@ class Waiting:
 
     def _tidy(self, n_groups: int, step: int, on_arrival: OnArrival | None) -> None:
         """Drop what must not be trained on, serve others in its place, and announce what stays. What is served may have
-        settled in an earlier process of the run, and be as old."""
+        settled in an earlier process of the run, and be as old. What was scored is announced even when it is dropped
+        then: a process that takes over shall neither generate nor score it again to drop it."""
         is_served = True
         while is_served:
+            self.score(step)
+            self._announce(on_arrival, only_scored=True)
             self._evict(step)
             is_served = self._serve_in_place(n_groups)
         self._announce(on_arrival)
 
     def _evict(self, step: int) -> None:
         found = self.evictions(step)
-        if not found:
-            return
-        self._books.evict(found, step)
-        self._intake.owed += len(found)
-        self._rejected += sum(eviction.from_filter for eviction in found)
-        self._free([eviction.flight.prompt.uid for eviction in found])
+        if found:
+            self._books.evict(found, step)
+            rejected = sum(eviction.from_filter for eviction in found)
+            self._intake.owed += len(found) - rejected
+            self._refills.reject(rejected)
+            self._free([eviction.flight.prompt.uid for eviction in found])
+        fresh = [flight for flight in self._books.arrived.values() if not flight.passed]
+        for flight in fresh:
+            flight.passed = True
+        self._refills.accept(len(fresh))
 
     def _serve_in_place(self, n_groups: int) -> bool:
         """Whether dropped groups were replaced."""
-        owed, in_a_row = self._intake.owed, max(self._intake.barren, self._rejected)
-        if self._rules.refill is None or not owed:
-            return False
-        if in_a_row >= _BARREN_BATCHES * n_groups:
-            raise RolloutError(
-                f"{in_a_row} groups in a row were dropped and none could be trained on. The reasons are in "
-                f"journal.jsonl; mend them, then run again. {self._dump()}"
-            )
-        prompts = self._rules.refill(owed)
-        self._intake.owed = 0
-        self._submit(prompts)
+        prompts = self._refills.due(n_groups, self._intake.owed, self._intake.barren, self._dump)
+        if self._rules.refill is not None:
+            self._intake.owed = 0
+        if prompts:
+            self._submit(prompts)
         return bool(prompts)
 
-    def _announce(self, on_arrival: OnArrival | None) -> None:
+    def _announce(self, on_arrival: OnArrival | None, only_scored: bool = False) -> None:
         fresh = [flight for flight in self._books.arrived.values() if not flight.announced]
+        if only_scored:
+            fresh = [flight for flight in fresh if flight.group and flight.group.rewards]
         if on_arrival is None or not fresh:
             return
         for flight in fresh:

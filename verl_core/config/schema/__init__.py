@@ -4,7 +4,7 @@ A key exists here only if something reads it. Names are verl's where the thing i
 """
 
 from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig, RefConfig
-from verl_core.config.schema.algorithm import AlgorithmConfig, KLControlConfig
+from verl_core.config.schema.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig
 from verl_core.config.schema.async_modes import (
     ColocateAsyncConfig,
     HybridRolloutConfig,
@@ -33,6 +33,7 @@ __all__ = [
     "CriticSettings",
     "CustomRewardConfig",
     "DataConfig",
+    "FilterGroupsConfig",
     "GroupConfig",
     "HybridRolloutConfig",
     "KLControlConfig",

@@ -26,6 +26,26 @@ class KLControlConfig:
 
 
 @dataclass
+class FilterGroupsConfig:
+    """Dynamic sampling of DAPO: groups whose sessions all got the same are dropped and others generated instead.
+
+    Attributes:
+        enable: score groups as they arrive and filter them.
+        metric: what is compared: reward, score or seq_reward (one thing: the whole score), or the name of a part of the
+            reward, such as acc.
+        max_num_gen_batches: batches that are generated for one step at most; 0 = as long as one group passes in every
+            four batches.
+        when_capped: what happens when that many were generated and the batch is not full: `error`, or `train` on what
+            passed.
+    """
+
+    enable: bool = False
+    metric: str = "reward"
+    max_num_gen_batches: int = 0
+    when_capped: Literal["error", "train"] = "error"
+
+
+@dataclass
 class AlgorithmConfig:
     """Attributes:
     adv_estimator: name in the registry of advantage estimators; docs/algorithms.md has their formulas.
@@ -49,3 +69,4 @@ class AlgorithmConfig:
     kl_penalty: str = "kl"
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)

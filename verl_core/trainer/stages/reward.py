@@ -5,25 +5,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
 from verl_core.trainer.metrics import reward_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Reward, Trajectory
+from verl_core.transfer.flight import Group
 
 
 def reward(session: Session, step: int) -> StageOutput:
-    """Score the step's trajectories and persist the rewards.
+    """Score the step's trajectories, unless that was done while they were sampled, and persist the rewards.
 
     Raises:
         RewardError: more samples failed than reward.error_budget allows.
     """
     started = time.perf_counter()
     trajectories = session.files.trajectories(step)
-    rewards = session.scorer.score(samples_of(session, trajectories))
+    scored = session.files.scored(step)
+    if scored is None:
+        rewards = session.scorer.score(samples_of(session, trajectories))
+    else:
+        rewards = scored
+        check_budget(rewards, session.config.reward.error_budget)
     metrics = {**reward_metrics(rewards), "timing_s/reward": time.perf_counter() - started}
     return session.files.save_rewards(step, rewards, metrics)
+
+
+def scored_groups(session: Session, groups: Sequence[Group]) -> list[Group]:
+    """The groups with their rewards, for a filter that judges them as they arrive. What could not be scored is counted
+    by the step that trains on it."""
+    rows = [row for group in groups for row in group.trajectories]
+    rewards = iter(session.scorer.score_each(samples_of(session, rows)))
+    return [replace(group, rewards=tuple(next(rewards) for _ in group.trajectories)) for group in groups]
 
 
 def samples_of(session: Session, trajectories: Sequence[Trajectory], validation: bool = False) -> list[Sample]:

@@ -43,10 +43,13 @@ def rollout(session: Session, step: int) -> StageOutput:
         "training/groups": float(len(groups)),
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
         **staleness_metrics(trajectories, step - 1),
-        **drop_metrics(session.buffer.drops()),
+        **drop_metrics(session.buffer.drops(), len(groups), session.config.algorithm.filter_groups.enable),
         **(ahead_metrics(session) if session.ahead else {}),
     }
     _leave_the_rest(session, step)
+    if session.config.algorithm.filter_groups.enable:
+        by_key = {reward.key: reward for group in groups for reward in group.rewards}
+        session.files.save_scored(step, [by_key[row.key] for row in trajectories])
     output = session.files.save_trajectories(step, trajectories, metrics)
     session.buffer.clear(groups)  # the file is durable: the rows have served their purpose
     return output
