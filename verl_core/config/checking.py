@@ -12,7 +12,6 @@ from verl_core.config import (
     checks_critic,
     checks_data,
     checks_filter,
-    checks_ranges,
     checks_multi_turn,
     checks_ranges,
     checks_rollout,
