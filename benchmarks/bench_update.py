@@ -25,7 +25,7 @@ from verl_core.batch import TrainBatch
 from verl_core.config.schema import RunConfig
 from verl_core.engine.loading import load_model
 from verl_core.engine.plan import micro_batches
-from verl_core.engine.worker import share_of_cores
+from verl_core.engine.rank_worker import share_of_cores
 from verl_core.engine.worker_group import PolicyGroup
 from verl_core.trajectory import Segment, Trajectory
 
