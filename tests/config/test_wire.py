@@ -128,6 +128,12 @@ def test_the_length_is_fixed_while_a_learning_rate_depends_on_it(key: str) -> No
     assert differences(lr_warmup_steps=10, lr_warmup_steps_ratio=0.1) == []  # the ratio is not read then
     (cosine,) = differences(lr_scheduler_type="cosine", lr_warmup_steps=10)
     assert cosine.startswith(f"trainer.{key}: {getattr(RunConfig().trainer, key)!r} -> 5 (lr_scheduler_type=cosine: ")
+    old, new = RunConfig(), RunConfig()
+    old.critic.optim.lr_scheduler_type = new.critic.optim.lr_scheduler_type = "cosine"
+    setattr(new.trainer, key, 5)
+    assert resume_difference(old, new) == []  # no critic, so nobody reads it
+    old.algorithm.adv_estimator = new.algorithm.adv_estimator = "gae"
+    assert resume_difference(old, new) == [cosine]
     (warm_up,) = differences(lr_warmup_steps_ratio=0.1)
     assert warm_up.endswith(
         "(lr_warmup_steps_ratio > 0: the learning rate of the warm-up depends on the length of the run)"
