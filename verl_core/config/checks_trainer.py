@@ -85,11 +85,13 @@ def stalls_outlast_leases(facts: Facts) -> Iterator[str]:
 def leases_outlast_requests(facts: Facts) -> Iterator[str]:
     """A session that runs out of time ends with its own account; a lease only knows that nothing came."""
     buffer, request = facts.config.trainer.v1.buffer, facts.config.actor_rollout_ref.rollout.request_timeout_s
-    if buffer.lease_s <= request + LEASE_GRACE_S:
+    tools = facts.config.actor_rollout_ref.rollout.multi_turn.tools_limit_s
+    and_tools = f" + rollout.multi_turn.max_assistant_turns x tool_timeout_s={tools:g}" if tools else ""
+    if buffer.lease_s <= request + tools + LEASE_GRACE_S:
         yield (
             f"trainer.v1.buffer.lease_s: {buffer.lease_s:g} s must exceed actor_rollout_ref.rollout.request_timeout_s="
-            f"{request:g} by more than {LEASE_GRACE_S:g} s; a slow group would be issued again before its own time-out"
-            " says what it waited for"
+            f"{request:g}{and_tools} by more than {LEASE_GRACE_S:g} s; a slow group would be issued again before its"
+            " own time-out says what it waited for"
         )
 
 

@@ -85,7 +85,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     (f"{_ROLLOUT}.agent.agent_loop_manager_class", f"{_LATER}; delete it"),
     (
         f"{_ROLLOUT}.multi_turn.max_user_turns",
-        f"known in verl; tools answer every turn that calls them, so {_ROLLOUT}.multi_turn.max_assistant_turns is enough",
+        f"known in verl; tools answer every turn that calls them: {_ROLLOUT}.multi_turn.max_assistant_turns is enough",
     ),
     (f"{_ROLLOUT}.multi_turn.interaction_config_path", f"{_LATER}: only tools answer; delete it"),
     (f"{_ROLLOUT}.multi_turn.use_inference_chat_template", "known in verl, always on here; delete it"),

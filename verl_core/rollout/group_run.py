@@ -100,20 +100,15 @@ class GroupRunner:
         bounds = {"rollout.request_timeout_s": rollout.request_timeout_s}
         if resumable(self.config):
             bounds["rollout.pause_timeout_s"] = rollout.pause_timeout_s
-        if rollout.multi_turn.enable:
-            bounds["rollout.multi_turn.tool_timeout_s"] = rollout.multi_turn.tool_timeout_s
+        turns = rollout.multi_turn
+        if turns.enable:  # all turns share the bounds above; tools have their own
+            bounds["rollout.multi_turn.max_assistant_turns x tool_timeout_s"] = turns.tools_limit_s
         return bounds
-
-    @property
-    def _turns(self) -> int:
-        """Generations of a session, each with these limits of its own."""
-        turns = self.config.actor_rollout_ref.rollout.multi_turn
-        return turns.max_assistant_turns if turns.enable else 1
 
     @property
     def _limit_s(self) -> float:
         grace = RESUMED_GRACE_S if resumable(self.config) else TIMEOUT_GRACE_S
-        return self._turns * sum(self._limits.values()) + grace
+        return sum(self._limits.values()) + grace
 
     def _outcome(
         self, prompt: Prompt, session: int, task: asyncio.Task[list[Trajectory]], hung: bool
@@ -121,9 +116,7 @@ class GroupRunner:
         """The session's trajectories, or why there are none."""
         if hung:
             limit = " + ".join(f"{key}={seconds:g}" for key, seconds in self._limits.items())
-            turns = f" for each of {self._turns} turns" if self._turns > 1 else ""
-            deaf = "" if task.done() else "; it ignores being cancelled"
-            return f"still running after {limit}{turns}, cut off{deaf}"
+            return f"still running after {limit}, cut off" + ("" if task.done() else "; it ignores being cancelled")
         if task.cancelled():
             return "cancelled"
         error = task.exception()

@@ -50,10 +50,15 @@ class MultiTurnConfig:
     max_parallel_calls: int = 1
     max_tool_response_length: int = 256
     tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
-    tool_timeout_s: float = 30.0
+    tool_timeout_s: float = 20.0
     format: Literal["hermes", "json"] = "hermes"
     tools: list[str] = field(default_factory=list)
     tool_config_path: str = ""
+
+    @property
+    def tools_limit_s(self) -> float:
+        """Seconds that a session may spend in tools, the calls of a turn side by side."""
+        return self.max_assistant_turns * self.tool_timeout_s if self.enable else 0.0
 
 
 @dataclass
@@ -84,7 +89,8 @@ class RolloutConfig:
     max_model_len: tokens; null = data.max_prompt_length + data.max_response_length.
     kv_cache_bytes: CPU only; null = 256 MiB.
     seed: every request's seed is a hash of (seed, uid, session, tokens done).
-    request_timeout_s: budget of one generation, retries included; time at a closed gate does not count.
+    request_timeout_s: budget of one generation, retries included, and of all generations of a session of several turns;
+        time at a closed gate does not count.
     pause_timeout_s: longest time that a request may wait while generation is paused; async modes.
     max_num_seqs: requests that run together on a server; others wait their turn.
     scripted_delay_s: scripted only; seconds that a token takes.
