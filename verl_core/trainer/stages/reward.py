@@ -24,7 +24,7 @@ def reward(session: Session, step: int) -> StageOutput:
     """
     started = time.perf_counter()
     trajectories = session.files.trajectories(step)
-    scored = session.files.scored(step)
+    scored = session.files.scored(step) if session.config.algorithm.filter_groups.enable else None
     if scored is None:
         rewards = session.scorer.score(samples_of(session, trajectories))
     else:
