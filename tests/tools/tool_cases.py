@@ -48,7 +48,7 @@ class Broken(Echo):
             case "hang":
                 await asyncio.sleep(3600)
             case "deaf":
-                for _ in range(100):
+                for _ in range(20):
                     try:
                         await asyncio.sleep(0.05)
                     except asyncio.CancelledError:
