@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tests.tools.reciting import END, PROMPT, Reciting, call, config_of, ids_of, prompt_of
 from verl_core.errors import ConfigError, ModelError, RolloutError
 from verl_core.record.trajectories import pack_trajectories, unpack_trajectories
+from verl_core.rollout import group_run
 from verl_core.rollout.agent_loop import agent_loop_for
 from verl_core.rollout.interface import Generation
 from verl_core.rollout.seeds import request_seed
@@ -28,7 +31,7 @@ DELTA = "<|tool|>1776<|end|><|assistant|>"
 def run(folder: Path, *turns: str, response: int = 256, **settings: Any) -> tuple[Trajectory, Reciting]:
     client = Reciting(*turns)
     agent = ToolAgent(config_of(folder, response, **settings))
-    (found,) = asyncio.run(asyncio.wait_for(agent.run(prompt_of(), 2, client), 20))
+    (found,) = asyncio.run(asyncio.wait_for(agent.run(prompt_of(), 2, client), 120))
     checked_session(prompt_of(), 2, [found], response)
     return found, client
 
@@ -148,8 +151,6 @@ def test_a_turn_limit_holds_for_every_turn(tmp_path: Path) -> None:
 
 
 def test_validation_samples_as_validation_does(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     client = Reciting(ASKS, "1776")
     asyncio.run(ToolAgent(config_of(tmp_path)).run(replace(prompt_of(), validation=True), 0, client))
     assert [params.temperature for _, _, params in client.calls] == [0.0, 0.0]
@@ -167,6 +168,25 @@ def test_an_aborted_turn_is_no_sample(tmp_path: Path) -> None:
 
     with pytest.raises(RolloutError, match="a turn was cut off after 2 tokens"):
         asyncio.run(ToolAgent(config_of(tmp_path)).run(prompt_of(), 0, Cut()))
+
+
+def test_a_session_that_hangs_is_cut_off_at_the_limits_of_generation_and_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        async def generate(self, *_: Any) -> Generation:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    monkeypatch.setattr(group_run, "TIMEOUT_GRACE_S", 0.1)
+    config = config_of(tmp_path, max_assistant_turns=2, tool_timeout_s=0.1)
+    config.actor_rollout_ref.rollout.request_timeout_s = 0.2
+    runner = group_run.GroupRunner(config, ToolAgent(config), Silent(), "agent-0")
+    began = time.monotonic()
+    errors = asyncio.run(runner.run(replace(prompt_of(), n=1))).tag.manifest.errors
+    assert 0.5 <= time.monotonic() - began < 60
+    bounds = "rollout.request_timeout_s=0.2 + rollout.multi_turn.max_assistant_turns x tool_timeout_s=0.2"
+    assert errors == (f"session 0: still running after {bounds}, cut off",)
 
 
 def test_what_a_session_gives_survives_the_store_and_the_files(tmp_path: Path) -> None:

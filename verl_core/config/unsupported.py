@@ -41,6 +41,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("data.dataloader_num_workers", "known in verl, not needed: rows are tokenized once at the start; delete it"),
     ("data.filter_overlong_prompts*", "known in verl; use data.truncation=drop"),
     ("data.custom_cls", f"{_LATER}; write your rows as parquet or JSONL, or build them with data.prepare"),
+    ("data.tool_config_path", f"known in verl; use {_ROLLOUT}.multi_turn.tool_config_path"),
     ("data.tokenizer", "known in verl; the tokenizer is the model folder's own (actor_rollout_ref.model.path)"),
     ("data.return_raw_*", "known in verl, not needed: the chat always travels with the prompt; delete it"),
     ("data.image_key", f"{_LATER}: text only"),
