@@ -37,6 +37,7 @@ class Summary:
     overlap_s: seconds in which a server generated while the trainer worked, at least; separate_async.
     staleness_mean, staleness_max: weight versions between a trajectory's oldest token and the weights it trained.
     dropped: groups that were served and not trained on, by reason.
+    final_critic_sha256: of the critic's weights; empty without one.
     over_long_dropped, over_long_cut: training rows left out, or cut at the left, for data.max_prompt_length.
     """
 
