@@ -45,6 +45,21 @@ def test_answers_come_in_the_order_of_the_calls_though_they_end_in_another() -> 
     assert ended == ["2", "1", "0"]
 
 
+def test_a_message_that_cannot_be_written_and_a_schema_that_allows_anything_end_as_text() -> None:
+    class Mute(ValueError):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    class Silent(Echo):
+        parameters = {"type": "object", "properties": {"text": True}}  # noqa: RUF012
+
+        async def call(self, arguments: dict[str, Any]) -> str:
+            raise Mute
+
+    (found,) = asyncio.run(CallRunner(by_name(Silent()), 1, 60).run([echo("a")]))
+    assert (found.status, found.text) == ("raised", "Error: echo: Mute: without a message")
+
+
 def test_calls_beyond_the_limit_are_told_not_run() -> None:
     found = run(echo("a"), echo("b"), echo("c", wait=9), echo("d", wait=9), parallel=2)
     assert [one.text for one in found[:2]] == ["a", "b"]

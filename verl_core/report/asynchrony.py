@@ -10,7 +10,7 @@ from verl_core.report.chart import Layer, Line, histogram, legend, line_chart, s
 from verl_core.report.view import RunView
 
 ROWS = "training/staleness_rows/"
-_TRAIN = ("old_log_prob", "ref", "update_actor", "update_critic")
+_TRAIN = ("old_log_prob", "ref", "values", "update_actor", "update_critic")
 
 
 def asynchrony_cards(view: RunView) -> str:

@@ -28,7 +28,8 @@ def argument_problem(schema: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     if schema.get("additionalProperties") is False and (unknown := sorted(set(arguments) - set(properties))):
         return f"there is no argument {unknown[0]!r}; there are {', '.join(sorted(properties)) or 'none'}"
     for name, value in arguments.items():
-        wanted = properties.get(name, {}).get("type")
+        schema_of_one = properties.get(name)
+        wanted = schema_of_one.get("type") if isinstance(schema_of_one, Mapping) else None  # `true` allows anything
         kinds = [wanted] if isinstance(wanted, str) else list(wanted or ())
         if kinds and not any(_is_a(kind, value) for kind in kinds):
             return f"argument {name!r} must be {' or '.join(kinds)}"

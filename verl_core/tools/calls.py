@@ -64,7 +64,7 @@ class CallRunner:
             return CallOutcome(call.name, call.arguments, "timeout", text, seconds)
         error = asyncio.CancelledError("cancelled") if work.cancelled() else work.exception()
         if error is not None:
-            text = f"Error: {call.name}: {type(error).__name__}: {error}"
+            text = f"Error: {call.name}: {type(error).__name__}: {_words(error)}"
             return CallOutcome(call.name, call.arguments, "raised", text, seconds)
         answer = work.result()
         if not isinstance(answer, str):
@@ -80,6 +80,14 @@ class CallRunner:
     def _refusal(self, left: Sequence[Call]) -> CallOutcome:
         more = "1 more call was" if len(left) == 1 else f"{len(left)} more calls were"
         return CallOutcome("", {}, "refused", f"Error: {more} not run; a turn may make {self.max_parallel}")
+
+
+def _words(error: BaseException) -> str:
+    """Its message; an exception's own `__str__` is the tool's code, and may fail like the rest of it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "without a message"
 
 
 async def _answer(tool: Tool, call: ToolCall) -> str:

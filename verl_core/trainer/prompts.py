@@ -6,6 +6,7 @@ from verl_core.config import RunConfig
 from verl_core.data.dataset import training_stream, validation_stream
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenizer import ChatTokenizer
+from verl_core.errors import ConfigError
 
 
 def streams(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[PromptStream, PromptStream | None]:
@@ -15,6 +16,16 @@ def streams(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[PromptStream, 
 
 
 def total_steps(config: RunConfig, stream: PromptStream) -> int:
-    """Global steps of the whole run: as configured, else all epochs."""
-    given = config.trainer.total_training_steps
-    return given if given is not None else config.trainer.total_epochs * stream.steps_per_epoch
+    """Global steps of the whole run: as configured, else all epochs.
+
+    Raises:
+        ConfigError: the run would end before the policy is trained.
+    """
+    given, warmup = config.trainer.total_training_steps, config.trainer.critic_warmup
+    total = given if given is not None else config.trainer.total_epochs * stream.steps_per_epoch
+    if config.needs_critic and 0 < total <= warmup:
+        raise ConfigError(
+            f"trainer.critic_warmup: in the first {warmup} steps only the critic is trained, and the run has {total}. "
+            "Lower it, or raise trainer.total_epochs"
+        )
+    return total
