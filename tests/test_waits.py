@@ -46,6 +46,7 @@ BOUNDED = {
     "verl_core/trainer/actors.py::abandon": "each part ends within trainer.init_timeout_s",
     "verl_core/trainer/actors.py::_begin": "each part ends within trainer.init_timeout_s",
     "verl_core/trainer/rollout_side.py::attach_or_launch": "each part ends within trainer.init_timeout_s",
+    "verl_core/tools/calls.py::_within_its_time": SETTLED,
     "verl_core/weights/device.py::_all": SETTLED,
 }
 BLOCKING_ALONE = {"result", "join", "wait", "acquire", "communicate"}  # without any argument they wait for ever
