@@ -185,3 +185,15 @@ def test_refills_that_an_earlier_process_finished_are_neither_generated_nor_scor
     assert [prompt.ordinal for batch in world.dispatched for prompt in batch] == [0, 1]
     assert sorted(world.scored) == [0, 1]
     world.check()
+
+
+def test_a_kept_group_that_could_not_be_scored_is_scored_again_and_told_of_again() -> None:
+    world = Filtered(set(), Cap())
+    prompts = [prompt_of(0), prompt_of(1)]
+    kept = [Group(prompt, [trajectory_of(prompt, session) for session in range(2)]) for prompt in prompts]
+    bad = tuple(Reward(row.key, 0.0, {}, "raised", "the service was down") for row in kept[0].trajectories)
+    world.buffer.adopt([replace(kept[0], rewards=bad), world.with_rewards(kept[1])], 1)
+    told: list[int] = []
+    groups = world.buffer.sample(2, 1, lambda fresh: told.extend(ordinals(fresh)))
+    assert world.scored == told == [0]  # so that the spool holds what it got now
+    assert [reward.status for group in groups for reward in group.rewards] == ["ok"] * 4

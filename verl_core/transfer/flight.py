@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from verl_core.trajectory import Prompt, Reward, Trajectory
@@ -99,10 +99,12 @@ class Flight:
 
     @classmethod
     def adopted(cls, group: Group, now: float) -> Flight:
-        """Of a group that an earlier process kept."""
+        """Of a group that an earlier process kept. One of which a sample could not be scored is scored again, whole,
+        and then announced once more: whatever stood in the way may be mended."""
+        failed = any(reward.quarantined for reward in group.rewards)
         version = max(0, group.prompt.step - 1)
-        flight = cls(group.prompt, now, version, errors=group.errors, announced=True)
-        flight.land(group)
+        flight = cls(group.prompt, now, version, errors=group.errors, announced=not failed)
+        flight.land(replace(group, rewards=()) if failed else group)
         return flight
 
     @property

@@ -105,7 +105,8 @@ class ReplayBuffer:
 
     def adopt(self, groups: Sequence[Group], step: int | None = None) -> None:
         """Take groups that an earlier process of this run finished and spooled: they have arrived, are never dispatched
-        and not announced again. Where that would break the bound of `wait`, the prompt is sampled anew instead.
+        and not announced again, except where a sample could not be scored: such a group is scored anew. Where adopting
+        would break the bound of `wait`, the prompt is sampled anew instead.
 
         Args:
             step: that the trainer works for now; None = the last one it waited for.

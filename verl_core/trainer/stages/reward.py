@@ -17,7 +17,8 @@ from verl_core.transfer.flight import Group
 
 
 def reward(session: Session, step: int) -> StageOutput:
-    """Score the step's trajectories, unless that was done while they were sampled, and persist the rewards.
+    """Score the step's trajectories, unless that was done while they were sampled, and persist the rewards. What failed
+    then is scored once more: a process that takes over after the function was mended can go on.
 
     Raises:
         RewardError: more samples failed than reward.error_budget allows.
@@ -28,10 +29,17 @@ def reward(session: Session, step: int) -> StageOutput:
     if scored is None:
         rewards = session.scorer.score(samples_of(session, trajectories))
     else:
-        rewards = scored
+        rewards = _failures_again(session, trajectories, scored)
         check_budget(rewards, session.config.reward.error_budget)
     metrics = {**reward_metrics(rewards), "timing_s/reward": time.perf_counter() - started}
     return session.files.save_rewards(step, rewards, metrics)
+
+
+def _failures_again(session: Session, rows: Sequence[Trajectory], rewards: Sequence[Reward]) -> list[Reward]:
+    """The rewards of `rows`, in order; those that are quarantined are asked for again."""
+    failed = [row for row, reward in zip(rows, rewards, strict=True) if reward.quarantined]
+    again = iter(session.scorer.score_each(samples_of(session, failed)) if failed else ())
+    return [next(again) if reward.quarantined else reward for reward in rewards]
 
 
 def scored_groups(session: Session, groups: Sequence[Group]) -> list[Group]:
