@@ -85,6 +85,7 @@ def test_the_trainer_ends_when_the_cluster_of_the_store_dies(package: Package, i
         "trainer.v1.trainer_mode=separate_async",
         "trainer.total_training_steps=5000",
         "trainer.test_freq=-1",
+        "data.prepare.val_size=0",
         "ray.mode=split",
         "ray.up_timeout_s=400",
     ]
