@@ -39,7 +39,7 @@ def test_a_plain_step() -> None:
     )
     # Four rows: a and c (through its second attempt) are trained, b is dropped, d is still running.
     assert numbers(result) == (4, 2, 1, 1, 0, 0)
-    assert result.dropped == {"reward: timeout": 1}
+    assert result.dropped == {"reward": 1}
     assert result.exact
 
 

@@ -220,8 +220,9 @@ def test_with_drop_no_trained_group_exceeds_the_bound_and_what_is_dropped_is_ref
     assert max(max(ages) for ages in trained) <= bound
     account = world.buffer.accounting()
     assert sum(world.refilled) == sum(account.dropped.values())
-    for reason in account.dropped:
-        age, threshold = (int(word.strip(",")) for word in reason.split() if word.strip(",").isdigit())
+    for _, detail in world.book.of("dropped"):
+        words = [word.strip(",") for word in detail["reason"].split()]
+        age, threshold = (int(word) for word in words if word.isdigit())
         assert (age > threshold, threshold) == (True, bound)
 
 

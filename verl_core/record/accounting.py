@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from verl_core.record.journal import Event, Journal, read_events
 from verl_core.record.rundir import RunDir
+from verl_core.transfer.accounting import kind_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Accounting:
     """Attributes:
     served: rows of the lineage.
     trained: rows in the weights.
-    dropped: rows given up, by reason.
+    dropped: rows given up, by kind of reason: what stands before its first colon. The journal has the rest.
     in_flight: served, with no outcome yet.
     trained_twice: rows in the weights more than once (two steps, or two attempts); counted in `trained` too.
     lost: rows that will never have an outcome: claimed by a step that later steps have overtaken, or in flight at
@@ -151,11 +152,12 @@ def account(events: Iterable[Event]) -> Accounting:
         for base, row in open_rows.items()
         if lineage.is_over or (row.claim is not None and row.claim < lineage.last_trained)
     )
+    kinds = Counter(kind_of(row.drop[0]) for row in rows.values() if row.drop and not row.trained)
     twice = sorted(base for base, row in rows.items() if len(row.trained) > 1 or row.doubled)
     return Accounting(
         served=len(rows),
         trained=sum(bool(row.trained) for row in rows.values()),
-        dropped=dict(sorted(Counter(row.drop[0] for row in rows.values() if row.drop and not row.trained).items())),
+        dropped=dict(sorted(kinds.items())),
         in_flight=len(open_rows) - len(lost),
         trained_twice=len(twice),
         lost=len(lost),

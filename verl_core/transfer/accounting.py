@@ -6,13 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def kind_of(reason: str) -> str:
+    """What stands before the first colon of a reason; the rest has values in it, and is for the journal."""
+    return reason.partition(":")[0]
+
+
 @dataclass(slots=True)
 class Accounting:
     """Groups, counted by base uid; a re-issued group stays one group.
 
     Attributes:
         served, trained: since the buffer was made.
-        dropped: by reason.
+        dropped: by kind of reason.
         pending, running, arrived, claimed: now.
         finished, failed, reissued: attempts, since the buffer was made.
         quarantined: attempts whose rows disagreed with their manifest.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from verl_core.errors import StoreError
-from verl_core.transfer.accounting import Accounting
+from verl_core.transfer.accounting import Accounting, kind_of
 from verl_core.transfer.drops import Drops
 from verl_core.transfer.eviction import Eviction
 from verl_core.transfer.flight import Flight, Stage
@@ -162,7 +162,8 @@ class Books:
             return
         reason = "; ".join(reasons)
         self._record("dropped", flights, step=step, reason=reason, errors=list(errors))
-        self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + len(flights)
+        kind = kind_of(reason)
+        self.counts.dropped[kind] = self.counts.dropped.get(kind, 0) + len(flights)
         for flight in flights:
             self.drops.drop(reasons, flight.longest if flight.group is not None else None)
 

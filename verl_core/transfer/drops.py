@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from verl_core.transfer.accounting import kind_of
+
 _EXACT = 64  # shorter lengths have a bin each; above, a bin is 1/32 of its octave wide
 _FINE = 5
 QUARTERS = 4
@@ -70,7 +72,7 @@ class Drops:
     def drop(self, reasons: Sequence[str], length: int | None) -> None:
         """A group is dropped for `reasons`; `length` None = it never arrived."""
         self._groups += 1
-        self._by_reason.update({reason.partition(":")[0] for reason in reasons})
+        self._by_reason.update({kind_of(reason) for reason in reasons})
         if length is not None:
             self._dropped[_bin(length)] += 1
 
