@@ -32,7 +32,9 @@ class SeparateAsyncTrainer(PPOTrainer):
         self._asked_at = time.perf_counter()
         self._missing = max(0, self.session.config.data.train_batch_size - self.session.buffer.sampleable(step))
         if lent.is_out:
-            self.session.buffer.wait_for(lent.lending.threshold, step)
+            spool = self.session.files.spool(step)  # what is scored and dropped here is kept, as in the rollout itself
+            self.session.buffer.wait_for(lent.lending.threshold, step, spool.append)
+            spool.close()
 
     def on_sample_end(self, step: int) -> None:
         """The rollout goes on; what was lent comes back."""
