@@ -41,6 +41,11 @@ class Buffer:
         self.submitted: list[int] = []
         self.adopted: list[int] = []
         self.limit = room
+        self.owed = 0
+        self.batches: list[tuple[int, int, int]] = []
+
+    def begin_batch(self, size: int, first: int, owed: int) -> None:
+        self.batches.append((size, first, owed))
 
     def room(self) -> int:
         return self.limit - len(self.waiting)
@@ -184,5 +189,20 @@ def test_any_order_of_claims_drops_and_crashes_serves_each_ordinal_once(dice: ra
 
 
 def test_states_survive_json() -> None:
-    state = FeedState(12, (3, 9), 2)
+    state = FeedState(12, (3, 9), 2, 1)
     assert FeedState.from_json(state.to_json()) == state
+    assert FeedState.from_json({"next": 12, "open": [3, 9], "replaced": 2}) == FeedState(12, (3, 9), 2)
+
+
+def test_what_a_cap_left_unreplaced_is_owed_to_the_next_batch_in_any_process(stream: PromptStream) -> None:
+    files, buffer = Files(), Buffer()
+    feed = feed_of(stream, files, 1.5)
+    for step in range(1, STEPS + 1):
+        run_step(feed, buffer, step)
+        buffer.claim(sorted(buffer.waiting)[:BATCH])
+        buffer.owed = step
+        feed.close_step(step, cast(ReplayBuffer, buffer))
+        if step == 3:
+            feed = feed_of(made_stream(), files, 1.5)
+    # the first step is served 6 ahead, so the last two are served 2 and none
+    assert buffer.batches == [(4, 10, 0), (4, 4, 1), (4, 4, 2), (4, 4, 3), (4, 2, 4), (4, 0, 5)]

@@ -58,15 +58,24 @@ class Law(RuleBasedStateMachine):
         max_reissues=st.integers(0, 2),
         deaf=st.booleans(),
         cap=st.sampled_from([None, None, Cap(), Cap(1, "train"), Cap(2, "train"), Cap(2)]),
+        total=st.sampled_from([None, None, 3]),
     )
     def begin(
-        self, strategy: str, size: int, bound: int, is_ahead: bool, max_reissues: int, deaf: bool, cap: Cap | None
+        self,
+        strategy: str,
+        size: int,
+        bound: int,
+        is_ahead: bool,
+        max_reissues: int,
+        deaf: bool,
+        cap: Cap | None,
+        total: int | None,
     ) -> None:
         config = BufferConfig(lease_s=60.0, stall_timeout_s=100.0, max_reissues=max_reissues)
         self.strategy, self.bound = strategy, bound
         too_far = strategy == "drop"  # no configuration may ask for it; here it makes groups stale
         ahead = bound + too_far if is_ahead and strategy != "sync" else 0
-        self.model = TrainerModel(self.store(), policy_of(strategy, size, bound), config, size, ahead, cap)
+        self.model = TrainerModel(self.store(), policy_of(strategy, size, bound), config, size, ahead, cap, total)
         self.model.store.deaf = deaf
         self.model.top_up()
 
@@ -126,6 +135,8 @@ class Law(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.untrained)
     @rule(dies_before=st.sampled_from([*[""] * 9, *DEEDS]), empties=st.booleans(), data=st.data())
     def roll_out(self, dies_before: str, empties: bool, data: st.DataObject) -> None:
+        if self.model.is_over:
+            return
         self.lives_on(self.model.top_up, empties)
         if not self.model.buffer.unclaimed():
             return
@@ -173,6 +184,8 @@ class Law(RuleBasedStateMachine):
         for _ in range(2):
             while model.untrained:
                 model.update()
+            if model.is_over:
+                break
             model.top_up()
             if model.buffer.unclaimed():
                 self.finish_all()
@@ -260,4 +273,64 @@ def test_every_crash_point_of_a_step_with_and_without_the_store(strategy: str, c
                 assert trained == list(range(6))
             else:  # 0, 3 and 6 are constant
                 assert trained == [1, 2, 4, 5, 7, 8]
-                assert set(model.accounts().dropped) == {"constant: score is 1 in all 2 sessions"}
+                assert set(model.accounts().dropped) == {"constant"}
+
+
+def run_to_the_end(strategy: str, cap: Cap, constant: set[int], dies: bool) -> TrainerModel:
+    """Three steps of two groups, one batch ahead where the strategy allows it. With `dies` each step is done by a
+    process of its own, and the store is empty when it begins."""
+    model = TrainerModel(
+        TimedStore(), policy_of(strategy, 2, 1), BufferConfig(), 2, int(strategy != "sync"), cap, total=3
+    )
+    model.is_constant = lambda ordinal: ordinal in constant
+    law = Law()
+    law.model = model
+    for _ in range(3):
+        if dies:
+            model.crash(empties=True)
+        model.top_up()
+        law.finish_all()
+        model.rollout()
+        model.update()
+        model.check()
+    return model
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "sync"])
+@pytest.mark.parametrize(
+    ("cap", "constant", "trained"),
+    [
+        (Cap(1, "train"), {0, 1}, [[2, 3], [4, 5], [6, 7]]),  # 6 and 7 are generated for step 3, which was served none
+        (Cap(1), {0, 1}, [[2, 3], [4, 5], [6, 7]]),
+        (Cap(1, "train"), {0, 1, 4}, [[2, 3], [5], [6, 7]]),  # step 2 is smaller for one; two are owed to step 3
+        (Cap(2), {0, 1, 4}, [[2, 3], [5, 6], [7, 8]]),  # 4 and 5 replace 0 and 1, in step 1; 8 replaces 4, in step 2
+    ],
+)
+def test_at_the_end_of_a_run_a_cap_has_not_eaten_what_was_served_ahead(
+    cap: Cap, constant: set[int], trained: list[list[int]], strategy: str, dies: bool
+) -> None:
+    model = run_to_the_end(strategy, cap, constant, dies)
+    kept = model.disk.trajectories.values()
+    assert [sorted(group.prompt.ordinal for group in groups) for groups in kept] == trained
+    assert model.buffer.unclaimed() == []
+
+
+@pytest.mark.parametrize("cap", [Cap(), Cap(1), Cap(2), Cap(1, "train"), Cap(2, "train")])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_whatever_is_constant_each_step_is_full_or_its_cap_says_why(strategy: str, cap: Cap) -> None:
+    for bits in range(64):  # which of the first six prompts
+        constant = {ordinal for ordinal in range(6) if bits >> ordinal & 1}
+        model, refusal = None, ""
+        try:
+            model = run_to_the_end(strategy, cap, constant, dies=False)
+        except RolloutError as error:
+            refusal = str(error)
+        if model is None:
+            assert cap.max_gen_batches, refusal
+            assert f"max_num_gen_batches={cap.max_gen_batches} allows" in refusal
+            assert cap.when_capped == "error" or "and 0 of 2 are not constant. Raise it, or give" in refusal
+        else:
+            sizes = [len(groups) for groups in model.disk.trajectories.values()]
+            assert sizes == [2, 2, 2] or cap.when_capped == "train"
+            assert not cap.max_gen_batches or model.next <= 3 * 2 * cap.max_gen_batches + 2 * model.ahead

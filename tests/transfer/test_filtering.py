@@ -117,7 +117,8 @@ def test_constant_groups_are_replaced_until_the_batch_is_full_and_all_are_told_o
     assert world.refilled == [1, 1, 1]
     assert sorted(told) == sorted(world.scored) == [0, 1, 100, 101, 102]  # the dropped ones are kept too
     assert [reward.score for reward in groups[0].rewards] == [0.0, 1.0]
-    assert world.buffer.accounting().dropped == {"constant: score is 1 in all 2 sessions": 3}
+    assert world.buffer.accounting().dropped == {"constant": 3}
+    assert {detail["reason"] for _, detail in world.book.of("dropped")} == {"constant: score is 1 in all 2 sessions"}
     assert world.buffer.drops().by_reason == {"constant": 3}
     world.buffer.clear(groups)
     world.check()
@@ -197,3 +198,44 @@ def test_a_kept_group_that_could_not_be_scored_is_scored_again_and_told_of_again
     groups = world.buffer.sample(2, 1, lambda fresh: told.extend(ordinals(fresh)))
     assert world.scored == told == [0]  # so that the spool holds what it got now
     assert [reward.status for group in groups for reward in group.rewards] == ["ok"] * 4
+
+
+def test_the_seconds_of_scoring_are_nobodys_stall() -> None:
+    world = Filtered(set(), Cap())
+    world.on_dispatch = lambda prompt: world.store.after(
+        1 + 450 * prompt.ordinal, lambda: world.store.finish([finished_of(prompt)])
+    )
+    score = world.score
+
+    def slowly(groups: Sequence[Group]) -> list[Group]:
+        world.store.pass_time(400.0)  # longer than stall_timeout_s and lease_s
+        return score(groups)
+
+    world.score = slowly  # type: ignore[method-assign]
+    world.buffer = world.new_buffer()
+    world.buffer.submit([prompt_of(0), prompt_of(1)])
+    assert ordinals(world.buffer.sample(2, 1)) == [0, 1]
+    assert world.buffer.accounting().reissued == 0
+
+
+def test_groups_that_were_scored_while_somebody_counted_are_told_of_by_the_next_wait() -> None:
+    world = Filtered({0}, Cap(2))
+    world.buffer.submit([prompt_of(0), prompt_of(1), prompt_of(2)])
+    world.store.pass_time(1)
+    assert world.buffer.sampleable(1) == 2
+    told: list[int] = []
+    assert world.buffer.wait_for(1, 1, lambda fresh: told.extend(ordinals(fresh))) >= 1
+    assert sorted(told)[:3] == [0, 1, 2]  # the dropped one too
+
+
+def test_rejections_in_a_row_are_counted_in_batches_not_in_groups_that_somebody_waits_for() -> None:
+    world = Filtered(set(range(200)) - {105}, Cap(), policy=Unbounded(2))
+    world.buffer.submit([prompt_of(0), prompt_of(1)])
+    assert world.buffer.wait_for(1, 1) >= 1  # seven in a row: less than four batches of two
+
+
+def test_when_nothing_at_all_passed_there_is_nothing_to_train_on() -> None:
+    world = Filtered(set(range(200)), Cap(1, "train"))
+    world.buffer.submit([prompt_of(0), prompt_of(1)])
+    with pytest.raises(RolloutError, match=r"max_num_gen_batches=1 allows, and 0 of 2 .* Raise it, or give prompts"):
+        world.buffer.sample(2, 1)

@@ -4,7 +4,7 @@ It does what `verl_core.trainer.stages.rollout` and the feed do, in the same ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Serving:
     next: int = 0
     open: tuple[int, ...] = ()
     replaced: int = 0
+    owed: int = 0
 
 
 @dataclass
@@ -79,9 +80,12 @@ class TrainerModel:
         size: int,
         ahead: int,
         cap: Cap | None = None,
+        total: int | None = None,
     ) -> None:
         self.store, self.policy, self.config, self.size, self.ahead = store, policy, config, size, ahead
         self.cap, self.n = cap, 1 if cap is None else 2  # None = nothing is filtered
+        self.total = total  # steps; None = no end
+        self.is_constant: Callable[[int], bool] = lambda ordinal: ordinal % 3 == 0
         self.disk = Disk()
         self.ledger = Journaled(self.disk)
         self.sent: dict[str, Prompt] = {}  # every attempt that workers know of
@@ -117,6 +121,7 @@ class TrainerModel:
         self.step = max([0, *self.disk.trajectories]) + 1  # whose rollout is next
         serving = self.disk.serving[self.step - 1]
         self.next, self.replaced, self.again = serving.next, serving.replaced, list(serving.open)
+        self.owed, self.served_for = serving.owed, 0
         self.settled = dict(self.disk.spool.get(self.step, {}))
         self.dropped_before = sum(self.accounts().dropped.values())
 
@@ -131,10 +136,10 @@ class TrainerModel:
     # ---- filtering
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
-        """Prompts whose ordinal is a multiple of 3 are always solved."""
+        """Prompts whose ordinal is constant are always solved."""
         for group in groups:
             assert not self.is_kept(group), "scored again"
-        return [scored(group, group.prompt.ordinal % 3 == 0) for group in groups]
+        return [scored(group, self.is_constant(group.prompt.ordinal)) for group in groups]
 
     def is_kept(self, group: Group) -> bool:
         kept = self.disk.spool.get(self.step, {}).get(group.prompt.base_uid)
@@ -158,11 +163,24 @@ class TrainerModel:
     def top_up(self) -> None:
         again, self.again = self.again, []
         self.serve([prompt_of(ordinal, n=self.n, step=self.step) for ordinal in again])
-        count = (self.step + self.ahead) * self.size + self.replaced - self.next
+        count = self.groups(self.step) + self.replaced - self.next
         if self.policy is not None:
             count = min(count, self.buffer.room())
         if count > 0:
             self.serve(self.new(count))
+        if self.served_for != self.step and not self.is_over:
+            self.served_for = self.step
+            first = self.groups(self.step) - (self.groups(self.step - 1) if self.step > 1 else 0)
+            self.buffer.begin_batch(self.size, first, self.owed)
+
+    def groups(self, step: int) -> int:
+        """Served by then, without those in the place of others."""
+        batches = step + self.ahead
+        return self.size * (batches if self.total is None else min(batches, self.total))
+
+    @property
+    def is_over(self) -> bool:
+        return self.total is not None and self.step > self.total
 
     def serve(self, prompts: Sequence[Prompt]) -> None:
         fresh = [prompt for prompt in prompts if prompt.base_uid not in self.settled]
@@ -185,7 +203,8 @@ class TrainerModel:
         if not self.ahead:
             self.settled.clear()
         unclaimed = tuple(prompt.ordinal for prompt in self.buffer.unclaimed())
-        self.disk.serving[step] = Serving(self.next, unclaimed, self.replaced)
+        self.owed = self.buffer.owed
+        self.disk.serving[step] = Serving(self.next, unclaimed, self.replaced, self.owed)
         self.deed("publish the trajectories", dies_before)
         self.disk.trajectories[step] = groups
         self.step = step + 1

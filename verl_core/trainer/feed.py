@@ -26,11 +26,13 @@ class FeedState:
         next: ordinal of the first prompt that was never served.
         open: ordinals that were served and have no outcome, ascending.
         replaced: prompts served in the place of dropped ones.
+        owed: groups that were dropped, and not replaced yet because a cap forbade it; see `transfer.refills`.
     """
 
     next: int
     open: tuple[int, ...] = ()
     replaced: int = 0
+    owed: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -39,7 +41,8 @@ class FeedState:
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> FeedState:
         """Inverse of `to_json`."""
-        return cls(int(raw["next"]), tuple(int(ordinal) for ordinal in raw["open"]), int(raw["replaced"]))
+        opened = tuple(int(ordinal) for ordinal in raw["open"])
+        return cls(int(raw["next"]), opened, int(raw["replaced"]), int(raw.get("owed", 0)))
 
 
 class FeedFiles(Protocol):
@@ -76,11 +79,18 @@ class FeedPlan:
 
     def target(self, step: int, state: FeedState) -> int:
         """First ordinal that is not served yet when the rollout of `step` begins."""
-        ahead = math.ceil(self.warmup_batches * self.batch_size)
-        whole_run = (self.total_steps - self.start_step) * self.batch_size
-        groups = min((step - self.start_step) * self.batch_size + ahead, whole_run) + state.replaced
+        groups = self._groups(step) + state.replaced
         inherited = len(self.start.open)  # a branch serves these first
         return self.start.next + max(0, groups - inherited)
+
+    def share(self, step: int) -> int:
+        """Groups that `target` adds when the rollout of `step` begins, without those that replace others."""
+        return self._groups(step) - (self._groups(step - 1) if step - 1 > self.start_step else 0)
+
+    def _groups(self, step: int) -> int:
+        ahead = math.ceil(self.warmup_batches * self.batch_size)
+        whole_run = (self.total_steps - self.start_step) * self.batch_size
+        return min((step - self.start_step) * self.batch_size + ahead, whole_run)
 
 
 def feed_plan(
@@ -91,7 +101,7 @@ def feed_plan(
     size = config.data.train_batch_size
     start = FeedState(start_step * size)
     if checkpoint is not None and "feed" in checkpoint.extra and _same_prompts(checkpoint.extra["stream"], stream):
-        start = replace(FeedState.from_json(checkpoint.extra["feed"]), replaced=0)
+        start = replace(FeedState.from_json(checkpoint.extra["feed"]), replaced=0, owed=0)  # its plan begins anew
     return FeedPlan(size, config.trainer.v1.warmup_batches, total_steps, start_step, start)
 
 
@@ -110,7 +120,7 @@ class PromptFeed:
     def __init__(self, stream: PromptStream, plan: FeedPlan, files: FeedFiles) -> None:
         self._stream, self.plan, self._files = stream, plan, files
         self._step = -1  # the step whose rollout the fields below stand after
-        self._next, self._replaced = 0, 0
+        self._next, self._replaced, self._owed = 0, 0, 0
         self._again: list[int] = []
         self._settled: dict[str, Group] = {}
 
@@ -123,7 +133,7 @@ class PromptFeed:
         if self._step == step - 1:
             return
         state = self.state_after(step - 1)
-        self._step, self._next, self._replaced = step - 1, state.next, state.replaced
+        self._step, self._next, self._replaced, self._owed = step - 1, state.next, state.replaced, state.owed
         self._again = list(state.open)
         self._settled = {group.prompt.base_uid: group for group in settled()}
 
@@ -134,7 +144,8 @@ class PromptFeed:
         return self._files.feed(step) or self.plan.plain(step)
 
     def top_up(self, step: int, buffer: ReplayBuffer) -> None:
-        """Serve what is still open, then new prompts, as far as the plan and the buffer's room go."""
+        """Serve what is still open, then new prompts, as far as the plan and the buffer's room go, then what is owed.
+        Once per step."""
         again, self._again = self._again, []
         for ordinal in again:
             self._stream.seek(ordinal)
@@ -144,6 +155,7 @@ class PromptFeed:
         count = min(missing, buffer.room()) if self.plan.warmup_batches else missing
         if count > 0:
             self._serve(self._new(count, step), buffer)
+        buffer.begin_batch(self.plan.batch_size, self.plan.share(step), self._owed)
 
     def replace(self, count: int) -> list[Prompt]:
         """New prompts in the place of dropped ones; the buffer submits them, for the step whose rollout is under
@@ -161,7 +173,9 @@ class PromptFeed:
         self._step = step
         if not self.plan.warmup_batches:  # what was kept and not asked for is of other weights than the next step's
             self._settled.clear()
-        state = FeedState(self._next, tuple(prompt.ordinal for prompt in buffer.unclaimed()), self._replaced)
+        self._owed = buffer.owed
+        opened = tuple(prompt.ordinal for prompt in buffer.unclaimed())
+        state = FeedState(self._next, opened, self._replaced, self._owed)
         if state != self.plan.plain(step):
             self._files.save_feed(step, state)
 

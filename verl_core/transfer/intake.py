@@ -63,6 +63,10 @@ class Intake:
         """The trainer waits for groups of `step` from now on; nobody looked until now."""
         self.step = step
         self.journal_step = max(self.journal_step, step)
+        self.moved()
+
+    def moved(self) -> None:
+        """The time until now is nobody's stall: something settled, or the trainer's side was at work itself."""
         self._settled_at = self._clock.monotonic()
         self._leases.moved()
 
@@ -204,8 +208,7 @@ class Intake:
         if not tags:
             return
         arrived, failures = land(self._store, [(self._books.open[tag.uid], tag) for tag in tags])
-        self._settled_at = self._clock.monotonic()
-        self._leases.moved()
+        self.moved()
         self._books.arrive(arrived)
         if arrived:
             self.barren = 0

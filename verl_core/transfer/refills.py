@@ -7,6 +7,10 @@ Two bounds hold for what filters reject (DAPO's dynamic sampling, Yu et al. 2025
     max_gen_batches = 0       at most 4 batches' worth of groups are rejected in a row, without one that passes
 
 What is dropped because it failed or grew old is always served again; failures in a row are bounded like the second.
+
+A batch at its cap leaves rejected groups without others in their place. As many of them as the batch is smaller for are
+settled with it. The rest were served ahead, for later batches: they are owed to the next batch, within its own bound.
+Near its end a run serves less than a batch for a step; that step may then replace so many more.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class Refills:
         self._in_a_row = 0  # rejected by filters since a group passed
         self._owed = 0  # rejected and not replaced
         self._spent = 0  # replaced for rejected ones, for the batch that is coming together
+        self._first: int | None = None  # groups served for it to begin with; None = a whole batch
 
     def reject(self, count: int) -> None:
         """Filters rejected groups."""
@@ -57,9 +62,20 @@ class Refills:
         if count:
             self._in_a_row = 0
 
-    def begin_batch(self) -> None:
-        """A batch was claimed; what was not replaced for it makes it smaller, and is not owed to the next."""
-        self._in_a_row = self._owed = self._spent = 0
+    @property
+    def owed(self) -> int:
+        """Groups that were rejected and not replaced."""
+        return self._owed
+
+    def begin_batch(self, first: int, owed: int) -> None:
+        """See ReplayBuffer.begin_batch."""
+        self._first, self._owed = first, owed
+
+    def end_batch(self, missing: int) -> None:
+        """A batch was claimed, with so many groups less than were asked for."""
+        self._in_a_row = self._spent = 0
+        self._first = None
+        self._owed = max(0, self._owed - missing)
 
     def due(self, n_groups: int, owed: int, barren: int, dump: Callable[[], str]) -> Sequence[Prompt]:
         """New prompts for dropped groups, as far as the bounds go.
@@ -74,7 +90,7 @@ class Refills:
         if self._refill is None or not owed + self._owed:
             return ()
         in_a_row = max(barren, 0 if self._cap.max_gen_batches else self._in_a_row)
-        if in_a_row >= _BARREN_BATCHES * n_groups:
+        if in_a_row >= _BARREN_BATCHES * self._size(n_groups):
             raise RolloutError(
                 f"{in_a_row} groups in a row were dropped and none could be trained on. The reasons are in "
                 f"journal.jsonl; mend them, then run again. {dump()}"
@@ -88,21 +104,24 @@ class Refills:
         """Nothing is open any more, and fewer groups than asked for are there.
 
         Raises:
-            RolloutError: because the cap was reached, and that is to end the run.
+            RolloutError: because the cap was reached, and that is to end the run, or there is nothing to train on.
         """
-        if not self._owed or self._refill is None or self._cap.when_capped == "train":
+        is_enough = found > 0 and self._cap.when_capped == "train"
+        if not self._owed or self._refill is None or is_enough:
             return
         most = self._cap.max_gen_batches
+        train = f"set {_KEY}.when_capped=train to train on what is there, " if found else ""
         raise RolloutError(
             f"step {step}: {most} x {self._size(n_groups)} groups were generated, as many as "
-            f"{_KEY}.max_num_gen_batches={most} allows, and {found} of {n_groups} are not constant. Raise it, set "
-            f"{_KEY}.when_capped=train to train on what is there, or give prompts that are neither always nor never "
-            "solved; journal.jsonl has the values of the dropped groups"
+            f"{_KEY}.max_num_gen_batches={most} allows, and {found} of {n_groups} are not constant. Raise it, {train}"
+            "or give prompts that are neither always nor never solved; journal.jsonl has the values of the dropped "
+            "groups"
         )
 
     def _left(self, n_groups: int) -> int:
-        most = self._cap.max_gen_batches
-        return max(0, (most - 1) * self._size(n_groups) - self._spent) if most else self._owed
+        most, size = self._cap.max_gen_batches, self._size(n_groups)
+        first = size if self._first is None else min(self._first, size)  # what is beyond is for later batches
+        return max(0, most * size - first - self._spent) if most else self._owed
 
     def _size(self, n_groups: int) -> int:
         return self._batch_size or n_groups

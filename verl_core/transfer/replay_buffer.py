@@ -47,7 +47,8 @@ class ReplayBuffer:
         kept: takes the group that an earlier process of this run finished and spooled for a prompt that `refill` gave;
             None when there is none.
         cap: of what is refilled for the filters.
-        check: called at least once a second while a sample is waited for; raises when that has become pointless.
+        check: called at least once a second while a sample is waited for, except while `score` works, which has a
+            deadline of its own; raises when waiting has become pointless.
 
     Raises:
         ConfigError: a batch could never come together within the limits.
@@ -123,6 +124,22 @@ class ReplayBuffer:
         late = {flight.prompt.uid for flight in self._waiting.too_late(flights)}
         self._books.adopt([flight for flight in flights if flight.prompt.uid not in late])
         self._intake.renew([flight.prompt for flight in flights if flight.prompt.uid in late])
+
+    def begin_batch(self, size: int, first: int, owed: int) -> None:
+        """What is sampled for the next batch was submitted: serve what is owed to it, as far as `cap` goes. Without
+        this call a batch has a size of its own to begin with, and is owed what the one before left.
+
+        Args:
+            size: groups of the batch.
+            first: groups submitted for it; fewer than `size` where others were served ahead and the run ends.
+            owed: `owed` of the batch before, of whatever process.
+        """
+        self._waiting.begin_batch(size, first, owed)
+
+    @property
+    def owed(self) -> int:
+        """Groups that filters rejected, `cap` left without others in their place, and no batch was smaller for."""
+        return self._waiting.owed
 
     def _serve(self, prompts: Sequence[Prompt]) -> None:
         """Prompts in the place of dropped groups: those that an earlier process finished have arrived."""

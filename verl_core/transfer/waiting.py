@@ -81,15 +81,27 @@ class Waiting:
 
     def first(self, n_groups: int) -> list[Flight]:
         """The arrived groups that are trained first; they will be."""
-        self._refills.begin_batch()
-        return self._order()[:n_groups]
+        chosen = self._order()[:n_groups]
+        self._refills.end_batch(n_groups - len(chosen))
+        return chosen
+
+    def begin_batch(self, size: int, first: int, owed: int) -> None:
+        """See ReplayBuffer.begin_batch."""
+        self._refills.begin_batch(first, owed)
+        self._serve_in_place(size)
+
+    @property
+    def owed(self) -> int:
+        """See Refills."""
+        return self._refills.owed
 
     def evictions(self, step: int) -> list[Eviction]:
         """Arrived groups that must not be trained on at `step`."""
         return evictions(list(self._books.arrived.values()), step - 1, self._rules.policy, self._rules.filters)
 
     def score(self, step: int) -> None:
-        """Give arrived groups their rewards, except those that are too old anyway at `step`."""
+        """Give arrived groups their rewards, except those that are too old anyway at `step`. Nobody looks meanwhile, so
+        the seconds of scoring are no stall of the groups that are open."""
         if self._rules.score is None:
             return
         fresh = [flight for flight in self._books.arrived.values() if flight.group and not flight.group.rewards]
@@ -99,6 +111,7 @@ class Waiting:
         if fresh:
             for flight, group in zip(fresh, self._rules.score(groups_of(fresh)), strict=True):
                 flight.group = group
+            self._intake.moved()
 
     def too_late(self, found: Sequence[Flight]) -> list[Flight]:
         """Those of `found`, of an earlier process, that must be sampled anew."""
