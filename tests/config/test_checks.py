@@ -88,6 +88,38 @@ CONTRADICTIONS = [
         "algorithm.use_kl_in_reward: algorithm.adv_estimator=gdpo reads the named parts of the score",
     ),
     (
+        ["reward.composite=[{name: a, verifier: row, weight: x}]"],
+        "reward.composite: part 0 needs a finite number as its weight; got {'name': 'a', 'verifier': 'row'",
+    ),
+    (["reward.composite=[{name: a}]"], "reward.composite: part 0 needs exactly one of verifier, function, remote; got"),
+    (["reward.composite=[{name: score, verifier: row}]"], "part 0 needs a name, and another than 'score'; got"),
+    (["reward.composite=[{name: a, function: f.py}]"], "part 0 needs its function as file.py:name or module:name; got"),
+    (["reward.composite=[{name: a, verifer: row}]"], "part 0 has an unknown key 'verifer'; known are name, weight, "),
+    (
+        ["reward.composite=[{name: a, verifier: row}, {name: a, remote: true}]", "reward.remote.url=http://x"],
+        "reward.composite: two parts share a name in ['a', 'a']",
+    ),
+    (["reward.composite=[{name: a, remote: true}]"], "reward.remote.url: a part of reward.composite is remote; name"),
+    (
+        ["reward.composite=[{name: a, verifier: row}]", "reward.custom_reward_function.path=f.py"],
+        "reward.custom_reward_function.path: has no effect with reward.composite",
+    ),
+    (["reward.remote.retries=5"], "reward.remote.retries: has no effect without reward.remote.url"),
+    (["reward.remote.url=ftp://x"], "reward.remote.url: must begin with http:// or https://, got 'ftp://x'"),
+    (
+        ["reward.remote.url=http://x", "reward.remote.timeout_s=90"],
+        "reward.remote.timeout_s: 90 s for one attempt exceed reward.remote.deadline_s=60",
+    ),
+    (
+        ["reward.overlong_buffer.enable=true"],
+        "reward.overlong_buffer.len: must be at least 1 and at most data.max_response_length=512, got 0",
+    ),
+    (
+        ["reward.overlong_buffer.len=8"],
+        "reward.overlong_buffer.len: has no effect without reward.overlong_buffer.enable",
+    ),
+    (["reward.timeout_s=5"], "reward.sandbox.wall_s: 6 s must be less than reward.timeout_s=5 by a second or more"),
+    (
         ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=seq_final_reward"],
         "algorithm.filter_groups.metric: seq_final_reward includes the KL to the reference, which is not known while",
     ),

@@ -14,6 +14,7 @@ from verl_core.config import (
     checks_filter,
     checks_multi_turn,
     checks_ranges,
+    checks_reward,
     checks_rollout,
     checks_trainer,
 )
@@ -26,6 +27,7 @@ CHECK_MODULES = (
     checks_data,
     checks_algorithm,
     checks_filter,
+    checks_reward,
     checks_correction,
     checks_critic,
     checks_rollout,

@@ -77,6 +77,8 @@ CHANGEABLE = (
     "actor_rollout_ref.actor.call_timeout_s",
     "actor_rollout_ref.rollout.request_timeout_s",
     "reward.num_workers",
+    "reward.remote.max_concurrency",
+    "reward.remote.requests_per_second",
     "ray",
 )
 _LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.errors import RewardError
+from verl_core.reward.composite import ROW, Part, parts_of, weighted
 from verl_core.reward.custom import load_custom
 from verl_core.reward.interface import RewardFunction
 
@@ -32,7 +33,9 @@ _MATHS = (
     "math_verify",
     "math_verify/",
 )
+_CODE = ("code", "code/", "code_fraction", "code_fraction/", "apps", "taco", "codecontests", "codeforces")
 _BUILT_IN = {
+    **dict.fromkeys(_CODE, "verl_core.reward.verifiers.code"),
     "one_digit_sums": "verl_core.reward.verifiers.digits",
     "calculator": "verl_core.reward.verifiers.products",
     "reasoning_gym/": "verl_core.reward.verifiers.gym",
@@ -45,18 +48,22 @@ _BUILT_IN = {
 class _Entry:
     function: RewardFunction
     check: Callable[[str], None]
+    bind: Callable[[RewardConfig], RewardFunction] | None
 
 
 _entries: dict[str, _Entry] = {}
 
 
 def register_reward(
-    *patterns: str, check: Callable[[str], None] = lambda data_source: None
+    *patterns: str,
+    check: Callable[[str], None] = lambda data_source: None,
+    bind: Callable[[RewardConfig], RewardFunction] | None = None,
 ) -> Callable[[RewardFunction], RewardFunction]:
     """Decorator: the function scores the data sources that any of `patterns` fits.
 
     Args:
         check: called with a data source before training; raises RewardError when the function cannot score it.
+        bind: gives the function to use under a configuration; None = always the decorated one.
 
     Raises:
         RewardError: no or an empty pattern, or another function has it already.
@@ -68,7 +75,7 @@ def register_reward(
         for pattern in patterns:
             if pattern in _entries and _entries[pattern].function is not function:
                 raise RewardError(f"data source {pattern!r} has a reward function already; use another name")
-            _entries[pattern] = _Entry(function, check)
+            _entries[pattern] = _Entry(function, check, bind)
         return function
 
     return register
@@ -77,6 +84,11 @@ def register_reward(
 def math_sources() -> tuple[str, ...]:
     """Patterns of the mathematics verifier."""
     return _MATHS
+
+
+def code_sources() -> tuple[str, ...]:
+    """Patterns of the code verifier."""
+    return _CODE
 
 
 def known_sources() -> list[str]:
@@ -91,14 +103,27 @@ def reward_for(data_source: str, config: RewardConfig) -> RewardFunction:
     Raises:
         RewardError: nothing fits (the message lists what is known), or the function cannot be loaded.
     """
+    if config.composite:
+        local = [part for part in parts_of(config) if not part.remote]
+        return weighted([(part, _part_function(part, data_source, config)) for part in local])
     if config.custom_reward_function.path:
         return load_custom(config.custom_reward_function)
+    return _registered(data_source, config)
+
+
+def _part_function(part: Part, data_source: str, config: RewardConfig) -> RewardFunction:
+    if part.function:
+        return load_custom(part.custom)
+    return _registered(data_source if part.verifier == ROW else part.verifier, config)
+
+
+def _registered(data_source: str, config: RewardConfig) -> RewardFunction:
     fitting = [pattern for pattern in known_sources() if _fits(pattern, data_source)]
     if not fitting:
         raise RewardError(_unknown(data_source))
     entry = _entry(max(fitting, key=len))
     entry.check(data_source)
-    return entry.function
+    return entry.function if entry.bind is None else entry.bind(config)
 
 
 def check_sources(sources: Iterable[str], config: RewardConfig | None = None) -> None:
@@ -108,6 +133,8 @@ def check_sources(sources: Iterable[str], config: RewardConfig | None = None) ->
         RewardError: as `reward_for`, for the first source in sorted order without one.
     """
     settings = RewardConfig() if config is None else config
+    if settings.remote.url and not settings.composite:
+        return  # the service scores them all
     for source in sorted(set(sources)):
         reward_for(source, settings)
 

@@ -17,6 +17,14 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 _REASON_CHARS = 500
 
 
+class Unscorable(Exception):
+    """Raised by the house's own reward functions: there is no score, and of which kind that is."""
+
+    def __init__(self, status: RewardStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 def score_sample(function: RewardFunction, sample: Sample) -> Reward:
     """Call `function` by the contract's names and judge what it returns.
 
@@ -30,14 +38,21 @@ def score_sample(function: RewardFunction, sample: Sample) -> Reward:
             ground_truth=sample.ground_truth,
             extra_info=sample.extra_info,
         )
+    except Unscorable as error:
+        return quarantined(sample.key, error.status, str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever comes costs one sample only
         return quarantined(sample.key, "raised", f"{type(error).__name__}: {error}")
+    return judged(sample.key, result)
+
+
+def judged(key: str, result: Any) -> Reward:
+    """The Reward of what a reward function, or a remote service, answered."""
     if not isinstance(result, dict):
-        return _judge(sample.key, result, {})
+        return _judge(key, result, {})
     if "score" not in result:
         names = ", ".join(sorted(map(str, result))) or "nothing"
-        return quarantined(sample.key, "bad_type", f"the returned dict has no 'score', only {names}")
-    return _judge(sample.key, result["score"], {str(k): _plain(v) for k, v in result.items() if k != "score"})
+        return quarantined(key, "bad_type", f"the returned dict has no 'score', only {names}")
+    return _judge(key, result["score"], {str(k): _plain(v) for k, v in result.items() if k != "score"})
 
 
 def quarantined(key: str, status: RewardStatus, reason: str, components: dict[str, Any] | None = None) -> Reward:

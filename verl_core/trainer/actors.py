@@ -16,7 +16,8 @@ from verl_core.config.schema import RunConfig
 from verl_core.engine.worker_group import CriticGroup, PolicyGroup
 from verl_core.errors import VerlError
 from verl_core.record.rundir import RunDir
-from verl_core.reward.workers import RewardWorkers
+from verl_core.reward.interface import Scorer
+from verl_core.reward.scorer import launch_scorer
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.remote import RemoteAgents, RemoteServers
@@ -63,7 +64,7 @@ class RunActors:
     policy: PolicyGroup
     servers: Servers
     agents: Agents
-    scorer: RewardWorkers
+    scorer: Scorer
     stores: tuple[TrajectoryStore, TrajectoryStore]
     host: StoreHost | None
     ground: Ground
@@ -139,7 +140,7 @@ class _Launch:
     servers: Future[Servers]
     host: Future[StoreHost | None]
     agents: Future[_Connected]
-    scorer: Future[RewardWorkers]
+    scorer: Future[Scorer]
     lent: Future[Servers | None]
     critic: Future[CriticGroup | None]
 
@@ -180,7 +181,7 @@ def _begin(
     policy = pool.submit(
         PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, placement.device
     )
-    scorer = pool.submit(RewardWorkers.attach_or_launch, config.reward, namespace, sources)
+    scorer = pool.submit(launch_scorer, config.reward, namespace, sources)
     lent, critic = pool.submit(_lent, config, ground), pool.submit(_critic, config, total_steps, ground)
     if away is not None:
         return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent, critic=critic)

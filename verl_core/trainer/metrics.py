@@ -95,10 +95,19 @@ def drop_metrics(drops: DropSummary, kept: int = 0, is_filtered: bool = False) -
 
 
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
-    """`critic/score/*` over the rows that were scored; quarantined ones are counted apart."""
-    scores = np.asarray([reward.score for reward in rewards if not reward.quarantined], dtype=np.float32)
-    quarantined = sum(reward.quarantined for reward in rewards)
-    return {**spread("critic/score", scores), "reward/quarantined": float(quarantined)}
+    """`critic/score/*` over the rows that were scored, and `reward/<part>/mean` over those that have the part as a
+    number; quarantined ones are counted apart."""
+    scored = [reward for reward in rewards if not reward.quarantined]
+    parts: dict[str, list[float]] = {}
+    for reward in scored:
+        for name, value in reward.components.items():
+            if isinstance(value, int | float) and np.isfinite(value):
+                parts.setdefault(name, []).append(float(value))
+    return {
+        **spread("critic/score", np.asarray([reward.score for reward in scored], dtype=np.float32)),
+        **{f"reward/{name}/mean": sum(values) / len(values) for name, values in sorted(parts.items())},
+        "reward/quarantined": float(len(rewards) - len(scored)),
+    }
 
 
 def batch_metrics(batch: TrainBatch, sampled: Bool | None = None) -> dict[str, float]:

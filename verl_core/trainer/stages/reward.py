@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
+from verl_core.reward.overlong import with_overlong_penalty
 from verl_core.trainer.metrics import reward_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
@@ -27,7 +28,7 @@ def reward(session: Session, step: int) -> StageOutput:
     trajectories = session.files.trajectories(step)
     scored = session.files.scored(step) if session.config.algorithm.filter_groups.enable else None
     if scored is None:
-        rewards = session.scorer.score(samples_of(session, trajectories))
+        rewards = shaped(session, session.scorer.score(samples_of(session, trajectories)), trajectories)
     else:
         rewards = _failures_again(session, trajectories, scored)
         check_budget(rewards, session.config.reward.error_budget)
@@ -46,8 +47,15 @@ def scored_groups(session: Session, groups: Sequence[Group]) -> list[Group]:
     """The groups with their rewards, for a filter that judges them as they arrive. What could not be scored is counted
     by the step that trains on it."""
     rows = [row for group in groups for row in group.trajectories]
-    rewards = iter(session.scorer.score_each(samples_of(session, rows)))
+    rewards = iter(shaped(session, session.scorer.score_each(samples_of(session, rows)), rows))
     return [replace(group, rewards=tuple(next(rewards) for _ in group.trajectories)) for group in groups]
+
+
+def shaped(session: Session, rewards: Sequence[Reward], trajectories: Sequence[Trajectory]) -> list[Reward]:
+    """The rewards with the penalty on over-long responses, where the run has one."""
+    config = session.config
+    lengths = [len(row.response_ids) for row in trajectories]
+    return with_overlong_penalty(rewards, lengths, config.data.max_response_length, config.reward.overlong_buffer)
 
 
 def samples_of(session: Session, trajectories: Sequence[Trajectory], validation: bool = False) -> list[Sample]:

@@ -1,0 +1,1 @@
+"""Running a policy's code: one program, one input, hard limits."""
