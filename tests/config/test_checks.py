@@ -118,7 +118,6 @@ CONTRADICTIONS = [
         ["reward.overlong_buffer.len=8"],
         "reward.overlong_buffer.len: has no effect without reward.overlong_buffer.enable",
     ),
-    (["reward.timeout_s=5"], "reward.sandbox.wall_s: 6 s must be less than reward.timeout_s=5 by a second or more"),
     (
         ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=seq_final_reward"],
         "algorithm.filter_groups.metric: seq_final_reward includes the KL to the reference, which is not known while",

@@ -139,11 +139,16 @@ def test_rows_without_tests_are_at_fault() -> None:
             score("print(1)", truth)
 
 
+def test_limits_that_would_quarantine_what_is_wrong_are_refused() -> None:
+    with pytest.raises(RewardError, match=r"reward.sandbox.wall_s=6 must be less than reward.timeout_s=6.5 by 1 s"):
+        reward_for("code", RewardConfig(timeout_s=6.5))
+
+
 def test_isolation_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Outcome("ok", "", "", isolated=False, why_not="unshare: Operation not permitted")
     monkeypatch.setattr(code, "run_program", lambda *_: shared)
     code._check_isolation.cache_clear()
     with pytest.raises(RewardError, match=r"without namespaces.*unshare: Operation not permitted"):
-        code.bound(RewardConfig(sandbox=replace(LIMITS, require_isolation=True)))
-    code.bound(RewardConfig(sandbox=LIMITS))  # told in the log
+        code.bound(RewardConfig(sandbox=replace(LIMITS, require_isolation=True), timeout_s=60.0))
+    code.bound(RewardConfig(sandbox=LIMITS, timeout_s=60.0))  # told in the log
     code._check_isolation.cache_clear()

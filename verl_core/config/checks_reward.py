@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_core.config.checks import Facts, check, no_effect
 
-_REMOTE, _OVERLONG, _SANDBOX = "reward.remote", "reward.overlong_buffer", "reward.sandbox"
+_REMOTE, _OVERLONG = "reward.remote", "reward.overlong_buffer"
 _SOURCES = ("verifier", "function", "remote")
 
 
@@ -82,14 +82,3 @@ def the_overlong_buffer_fits(facts: Facts) -> Iterator[str]:
         yield from no_effect(facts, facts.given_below(_OVERLONG), f"without {_OVERLONG}.enable=true")
     elif not 1 <= buffer.len <= longest:
         yield f"{_OVERLONG}.len: must be at least 1 and at most data.max_response_length={longest}, got {buffer.len}"
-
-
-@check
-def a_run_of_code_fits_a_sample(facts: Facts) -> Iterator[str]:
-    """Code that never ends is wrong, not unscorable: its own limit comes first."""
-    reward = facts.config.reward
-    if reward.sandbox.wall_s + 1 > reward.timeout_s and facts.given_below("reward"):
-        yield (
-            f"{_SANDBOX}.wall_s: {reward.sandbox.wall_s:g} s must be less than reward.timeout_s={reward.timeout_s:g} by"
-            " a second or more; a program that never ends would be quarantined instead of failing"
-        )

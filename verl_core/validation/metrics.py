@@ -2,7 +2,8 @@
 counts as 0.
 
 `val-core/{source}/reward/mean@n` and `.../best@n/mean` are what a run is judged by; the rest is under `val-aux/`.
-best and worst are exact expectations over subsets, where verl draws bootstrap samples.
+best, worst and maj are exact expectations over subsets, where verl draws bootstrap samples. maj needs a part `pred` (or
+`answer`) of the reward, the answer that was found; a session without one stands alone, with the score 0 if it has none.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_core.trajectory import Prompt, Reward, Trajectory
+from verl_core.validation.majority import Vote, majority_of
 from verl_core.validation.subsets import best_of, subset_sizes, worst_of
 
 REWARD = "reward"
+_ANSWERS = ("pred", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ def _source_metrics(source: str, rows: list[list[Session]]) -> dict[str, float]:
     for name in sorted({name for session in everyone for name in session.values} | {REWARD}):
         scores = [[value.get(name, 0.0) for value in sessions] for sessions in values]
         metrics |= _statistics(source, name, scores)
+    metrics |= _majorities(source, rows)
     scored = [session.values[REWARD] for session in everyone if session.values]
     aux = f"val-aux/{source}"
     metrics[f"{aux}/failed"] = float(sum(session.failed for session in everyone))
@@ -112,6 +116,28 @@ def _statistics(source: str, name: str, scores: list[list[float]]) -> dict[str, 
         metrics[f"{place}/best@{k}/mean"] = float(np.mean([best_of(row, k) for row in scores]))
         metrics[f"{aux}/worst@{k}/mean"] = float(np.mean([worst_of(row, k) for row in scores]))
     return metrics
+
+
+def _majorities(source: str, rows: list[list[Session]]) -> dict[str, float]:
+    """maj@k of the score; nothing where no session names its answer."""
+    votes = [[_vote(session) for session in sessions] for sessions in rows]
+    if not any(answer is not None for row in votes for answer, _ in row):
+        return {}
+    n = len(rows[0])
+    return {
+        f"val-{'core' if k == n else 'aux'}/{source}/{REWARD}/maj@{k}/mean": float(
+            np.mean([majority_of(row, k) for row in votes])
+        )
+        for k in subset_sizes(n)
+    }
+
+
+def _vote(session: Session) -> Vote:
+    """(answer, score)."""
+    if session.reward is None or session.reward.quarantined:
+        return None, 0.0
+    given = next((session.reward.components[name] for name in _ANSWERS if name in session.reward.components), None)
+    return None if given in (None, "") else str(given), session.reward.score
 
 
 def _turns(trajectories: Sequence[Trajectory]) -> dict[str, float]:

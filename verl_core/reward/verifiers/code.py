@@ -29,6 +29,7 @@ from verl_core.reward.registry import code_sources, register_reward
 from verl_core.reward.sandbox.run import Outcome, run_program
 
 _FENCED = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*\n(.*?)```", re.DOTALL)
+_SPARE_S = 1.0
 _log = logging.getLogger(__name__)
 Test = Callable[[], tuple[bool, Outcome]]
 
@@ -37,9 +38,15 @@ def bound(config: RewardConfig) -> RewardFunction:
     """The verifier under the limits of a run.
 
     Raises:
-        RewardError: `require_isolation`, and the kernel gives none.
+        RewardError: `require_isolation`, and the kernel gives none; or a program that never ends would be quarantined
+            instead of failing.
     """
     sandbox, timeout_s = config.sandbox, config.timeout_s
+    if sandbox.wall_s + _SPARE_S > timeout_s:
+        raise RewardError(
+            f"reward.sandbox.wall_s={sandbox.wall_s:g} must be less than reward.timeout_s={timeout_s:g} by "
+            f"{_SPARE_S:g} s or more, for code that never ends is wrong and must not be quarantined; change one of them"
+        )
     _check_isolation(sandbox.require_isolation)
 
     def compute_score(
@@ -78,7 +85,9 @@ def score_code(
     limits = sandbox or SandboxConfig()
     tests = list(tests_of(code_of(solution_str), ground_truth, limits))
     is_share = data_source.partition("/")[0] == "code_fraction"
-    enough = time.monotonic() + timeout_s - limits.wall_s - 0.5  # a test that begins later might not end in time
+    enough = (
+        time.monotonic() + timeout_s - limits.wall_s - _SPARE_S / 2
+    )  # a test that begins later might not end in time
     passed, failure, isolated = 0, "", True
     for test in tests:
         if time.monotonic() > enough:
