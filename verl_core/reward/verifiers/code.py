@@ -85,9 +85,7 @@ def score_code(
     limits = sandbox or SandboxConfig()
     tests = list(tests_of(code_of(solution_str), ground_truth, limits))
     is_share = data_source.partition("/")[0] == "code_fraction"
-    enough = (
-        time.monotonic() + timeout_s - limits.wall_s - _SPARE_S / 2
-    )  # a test that begins later might not end in time
+    enough = time.monotonic() + timeout_s - limits.wall_s - _SPARE_S / 2  # a later test might not end in time
     passed, failure, isolated = 0, "", True
     for test in tests:
         if time.monotonic() > enough:
