@@ -91,6 +91,13 @@ CONTRADICTIONS = [
         ["reward.composite=[{name: a, verifier: row, weight: x}]"],
         "reward.composite: part 0 needs a finite number as its weight; got {'name': 'a', 'verifier': 'row'",
     ),
+    (["data.sampler.name=dificulty"], "data.sampler.name: unknown name 'dificulty'; did you mean difficulty?"),
+    (
+        ["data.sampler.name=difficulty", "data.sampler.class_path=a.B"],
+        "data.sampler.class_path: data.sampler.name is given too; delete one of them",
+    ),
+    (["data.sampler.name=difficulty", "data.shuffle=false"], "data.shuffle: has no effect with data.sampler, which"),
+    (["data.sampler.kwargs={floor: 1}"], "data.sampler.kwargs: has no effect without data.sampler.name or"),
     (["reward.composite=[{name: a}]"], "reward.composite: part 0 needs exactly one of verifier, function, remote; got"),
     (["reward.composite=[{name: score, verifier: row}]"], "part 0 needs a name, and another than 'score'; got"),
     (["reward.composite=[{name: a, function: f.py}]"], "part 0 needs its function as file.py:name or module:name; got"),

@@ -153,6 +153,7 @@ def test_a_refused_key_does_not_hide_those_that_begin_like_it() -> None:
         ("data.validation_shuffle", "file order"),
         ("data.dataloader_num_workers", "not needed"),
         ("data.filter_overlong_prompts", "data.truncation=drop"),
+        ("data.sampler.class_name", "data.sampler.class_path"),
         ("data.filter_overlong_prompts_workers", "data.truncation=drop"),
         ("data.custom_cls.path", "data.prepare"),
         ("actor_rollout_ref.hybrid_engine", "not supported yet"),

@@ -16,6 +16,7 @@ from verl_core.config import (
     checks_ranges,
     checks_reward,
     checks_rollout,
+    checks_sampler,
     checks_trainer,
 )
 from verl_core.config.checks import CHECKS, Facts
@@ -28,6 +29,7 @@ CHECK_MODULES = (
     checks_algorithm,
     checks_filter,
     checks_reward,
+    checks_sampler,
     checks_correction,
     checks_critic,
     checks_rollout,

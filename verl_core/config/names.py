@@ -57,6 +57,8 @@ KL_TYPES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 ASYNC_MODES = ("colocate_async", "separate_async")
 
+SAMPLERS = ("difficulty",)
+
 AGENT_LOOPS = ("single_turn_agent", "tool_agent")
 
 LOGGERS = ("console", "jsonl", "tensorboard")

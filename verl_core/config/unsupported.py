@@ -37,6 +37,8 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         "data.gen_batch_size",
         "known in verl; data.train_batch_size prompts go out per step, and one more for each group that is dropped",
     ),
+    ("data.sampler.class_name", "known in verl; data.sampler.class_path is package.module.Class"),
+    ("data.curriculum", "known in verl; use data.sampler"),
     ("data.validation_shuffle", "known in verl; validation is served in file order; delete it"),
     ("data.dataloader_num_workers", "known in verl, not needed: rows are tokenized once at the start; delete it"),
     ("data.filter_overlong_prompts*", "known in verl; use data.truncation=drop"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from verl_core.config.schema import DataConfig, RunConfig
 from verl_core.data.reader import read_rows
 from verl_core.data.row import Columns, PromptRow
+from verl_core.data.sampled_order import SampledOrder
+from verl_core.data.samplers import load_sampler
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenize import TokenizationReport, tokenize_rows
 from verl_core.data.tokenizer import ChatTokenizer
@@ -36,10 +38,13 @@ def load_dataset(files: Sequence[str], data: DataConfig, tokenizer: ChatTokenize
 
 
 def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTokenizer) -> PromptStream:
-    """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when no batch fills."""
+    """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when no batch fills;
+    ConfigError when data.sampler names none that can be made."""
     data = config.data
     dataset = load_dataset(files, data, tokenizer, data.train_max_samples)
     _log.info("training data: %s", dataset.report)
+    sampler = load_sampler(data.sampler, dataset.rows, data.seed)
+    order = SampledOrder(sampler, len(dataset.rows), data.train_batch_size) if sampler is not None else None
     return PromptStream(
         dataset.rows,
         data.train_batch_size,
@@ -47,6 +52,7 @@ def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatToke
         data.shuffle,
         n=config.actor_rollout_ref.rollout.n,
         report=dataset.report,
+        sampled=None if order is None else (order, asdict(data.sampler)),
     )
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from verl_core.data.order import ServingOrder
 from verl_core.data.row import DatasetRow, PromptRow
+from verl_core.data.sampled_order import SampledOrder
 from verl_core.data.tokenize import TokenizationReport
 from verl_core.data.uid import uid_of
+from verl_core.errors import DataError
 from verl_core.trajectory import Prompt
 
 
@@ -30,6 +32,10 @@ class PromptStream:
         validation: whether the prompts are sampled as rollout.val_kwargs says.
         name: keeps the uids of two streams apart.
         report: what tokenizing did to the rows, when the caller knows.
+        sampled: decides the order instead of seed and shuffle, with what it is made from, as JSON values.
+
+    Attributes:
+        recover: brings `sampled` up to what other processes of the run drew.
 
     Raises:
         DataError: the rows do not fill one batch.
@@ -45,11 +51,14 @@ class PromptStream:
         validation: bool = False,
         name: str = "train",
         report: TokenizationReport | None = None,
+        sampled: tuple[SampledOrder, dict[str, Any]] | None = None,
     ) -> None:
         self.rows, self.batch_size, self.seed, self.shuffle = tuple(rows), batch_size, seed, shuffle
         self.n, self.validation, self.name = n, validation, name
         self.report = report
-        self._order = ServingOrder(len(self.rows), batch_size, seed, shuffle)
+        self.sampled, self._sampler = sampled or (None, {})
+        self._order = self.sampled or ServingOrder(len(self.rows), batch_size, seed, shuffle)
+        self.recover: Callable[[], None] = lambda: None
         self._ordinal = 0
         self._fingerprint = fingerprint(self.rows)
 
@@ -77,7 +86,15 @@ class PromptStream:
         return taken
 
     def row_at(self, ordinal: int) -> DatasetRow:
-        """The row that is served as number `ordinal`."""
+        """The row that is served as number `ordinal`.
+
+        Raises:
+            DataError: a sampler decides, and has not drawn it.
+        """
+        if self.sampled is not None and ordinal >= len(self.sampled.drawn):
+            self.recover()
+            if ordinal >= len(self.sampled.drawn):
+                raise DataError(f"no process of this run drew prompt {ordinal}; its row is not known")
         return self.rows[self._order.row_of(ordinal)].source
 
     def seek(self, ordinal: int) -> None:
@@ -105,6 +122,7 @@ class PromptStream:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "fingerprint": self._fingerprint,
+            **({"sampler": self._sampler} if self._sampler else {}),
         }
 
     def _prompt(self, ordinal: int, step: int) -> Prompt:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from verl_core.config.schema import RunConfig
 from verl_core.data.stream import PromptStream
 from verl_core.record.checkpoints import Checkpoint
+from verl_core.trainer.sampling import SamplingBook
 from verl_core.trajectory import Prompt
 from verl_core.transfer.replay_buffer import Group, ReplayBuffer
 
@@ -65,6 +66,7 @@ class FeedPlan:
         total_steps: nothing is served that no step would train on.
         start_step: step of the weights that the run starts from.
         start: where serving stood then, nothing replaced yet.
+        start_sampling: and where its sampler stood.
     """
 
     batch_size: int
@@ -72,6 +74,7 @@ class FeedPlan:
     total_steps: int
     start_step: int
     start: FeedState
+    start_sampling: dict[str, Any] | None = None
 
     def plain(self, step: int) -> FeedState:
         """The state after `step` when nothing is ahead, open or replaced."""
@@ -99,10 +102,11 @@ def feed_plan(
     """The plan of a run. One that starts from a checkpoint on the same prompts goes on where that one's serving stood;
     on other prompts its ordinals count batches."""
     size = config.data.train_batch_size
-    start = FeedState(start_step * size)
+    start, sampling = FeedState(start_step * size), None
     if checkpoint is not None and "feed" in checkpoint.extra and _same_prompts(checkpoint.extra["stream"], stream):
         start = replace(FeedState.from_json(checkpoint.extra["feed"]), replaced=0, owed=0)  # its plan begins anew
-    return FeedPlan(size, config.trainer.v1.warmup_batches, total_steps, start_step, start)
+        sampling = checkpoint.extra.get("sampler")
+    return FeedPlan(size, config.trainer.v1.warmup_batches, total_steps, start_step, start, sampling)
 
 
 def _same_prompts(state: dict[str, Any], stream: PromptStream) -> bool:
@@ -115,10 +119,13 @@ class PromptFeed:
     Args:
         stream: prompts by ordinal; nobody else moves it.
         buffer: where groups go. Its `refill` is `replace` of this feed.
+        sampling: of the stream's sampler, where it has one.
     """
 
-    def __init__(self, stream: PromptStream, plan: FeedPlan, files: FeedFiles) -> None:
-        self._stream, self.plan, self._files = stream, plan, files
+    def __init__(
+        self, stream: PromptStream, plan: FeedPlan, files: FeedFiles, sampling: SamplingBook | None = None
+    ) -> None:
+        self._stream, self.plan, self._files, self.sampling = stream, plan, files, sampling
         self._step = -1  # the step whose rollout the fields below stand after
         self._next, self._replaced, self._owed = 0, 0, 0
         self._again: list[int] = []
@@ -130,12 +137,16 @@ class PromptFeed:
         Args:
             settled: groups that an earlier process kept, in the spool of this step.
         """
+        if self.sampling is not None:
+            self.sampling.begin(step)
         if self._step == step - 1:
             return
         state = self.state_after(step - 1)
         self._step, self._next, self._replaced, self._owed = step - 1, state.next, state.replaced, state.owed
         self._again = list(state.open)
         self._settled = {group.prompt.base_uid: group for group in settled()}
+        if self.sampling is not None:
+            self.sampling.note([group for group in self._settled.values() if group.rewards])
 
     def state_after(self, step: int) -> FeedState:
         """As recorded."""
@@ -175,6 +186,8 @@ class PromptFeed:
             self._settled.clear()
         self._owed = buffer.owed
         opened = tuple(prompt.ordinal for prompt in buffer.unclaimed())
+        if self.sampling is not None:
+            self.sampling.close(step, opened)
         state = FeedState(self._next, opened, self._replaced, self._owed)
         if state != self.plan.plain(step):
             self._files.save_feed(step, state)

@@ -28,6 +28,7 @@ from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.prompts import streams, total_steps
 from verl_core.trainer.ray_session import run_root, start_ray
 from verl_core.trainer.registry import get_trainer_cls
+from verl_core.trainer.sampling import SamplingBook, mean_scores
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.stages.reward import scored_groups
 from verl_core.trainer.step_files import StepFiles
@@ -145,7 +146,17 @@ def _open(
     limits, dispatch = config.trainer.v1.buffer, actors.agents.dispatch
     asked = validation or stream
     plan = feed_plan(config, total, start.step, checkpoint, stream)
-    feed = PromptFeed(stream, plan, files)
+    sampling = None
+    if stream.sampled is not None:
+        sampling = SamplingBook(
+            stream.sampled,
+            files,
+            start.step,
+            plan.start_sampling,
+            lambda step: mean_scores(files.trajectories(step), files.rewards(step)),
+        )
+        stream.recover = sampling.recover
+    feed = PromptFeed(stream, plan, files, sampling)
     filtered = config.algorithm.filter_groups
     buffer = ReplayBuffer(
         actors.stores[0],

@@ -217,6 +217,8 @@ class Session:
         stream = {**self.stream.identity(), "ordinal": feed.next}
         kl = self.kl_control(step + 1).state_dict()
         state = {"stream": stream, "feed": feed.to_json(), "kl": kl, "step": step}
+        if self.feed.sampling is not None:
+            state["sampler"] = self.feed.sampling.after(step)
         if self.lent is not None:
             state["lending"] = self.lent.lending.state_dict()
         saved = self.checkpoints.save(step, self._save_trained, state)

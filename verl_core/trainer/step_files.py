@@ -34,6 +34,7 @@ SCORED = "scored.parquet"
 VALIDATION = "validation.json"
 FEED = "feed.json"
 LENDING = "lending.json"
+SAMPLING = "sampling.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,15 @@ class StepFiles:
     def save_feed(self, step: int, state: FeedState) -> None:
         """Publish it: before the trajectories, which make the rollout done."""
         self.run.publish_bytes(f"{RunDir.step_dir(step)}/{FEED}", json.dumps(state.to_json()).encode())
+
+    def sampling(self, step: int) -> dict[str, Any] | None:
+        """What a sampler drew for `step`, and its state then; None without one."""
+        path = f"{RunDir.step_dir(step)}/{SAMPLING}"
+        return json.loads(self.run.read(path)) if self.run.exists(path) else None
+
+    def save_sampling(self, step: int, kept: dict[str, Any]) -> None:
+        """Publish it: before the trajectories, which make the rollout done."""
+        self.run.publish_bytes(f"{RunDir.step_dir(step)}/{SAMPLING}", json.dumps(kept).encode())
 
     def lending(self, step: int) -> dict[str, Any] | None:
         """State of lending after `step`; None where nothing was lent."""

@@ -14,7 +14,7 @@ from verl_core.config.schema.async_modes import (
 from verl_core.config.schema.cluster import GroupConfig, RayConfig
 from verl_core.config.schema.correction import RolloutCorrectionConfig
 from verl_core.config.schema.critic import CriticConfig, CriticModelConfig, CriticSettings
-from verl_core.config.schema.data import DataConfig, PrepareConfig
+from verl_core.config.schema.data import DataConfig, PrepareConfig, SamplingConfig
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
@@ -49,6 +49,7 @@ __all__ = [
     "RolloutCorrectionConfig",
     "RunConfig",
     "SamplerConfig",
+    "SamplingConfig",
     "SeparateAsyncConfig",
     "TrainerConfig",
     "V1Config",

@@ -35,6 +35,21 @@ class PrepareConfig:
 
 
 @dataclass
+class SamplingConfig:
+    """Which row is served next; neither name nor class_path = epochs, see `shuffle`.
+
+    Attributes:
+        name: of a built-in sampler.
+        class_path: or package.module.Class of one's own, see `verl_core.data.samplers`.
+        kwargs: it is made with.
+    """
+
+    name: str = ""
+    class_path: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class DataConfig:
     """Attributes:
     train_files, val_files: parquet or JSONL in verl's columns (data_source, prompt, reward_model.ground_truth,
@@ -61,3 +76,4 @@ class DataConfig:
     seed: int = 1
     train_max_samples: int = -1
     val_max_samples: int = -1
+    sampler: SamplingConfig = field(default_factory=SamplingConfig)

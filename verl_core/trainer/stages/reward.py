@@ -48,7 +48,10 @@ def scored_groups(session: Session, groups: Sequence[Group]) -> list[Group]:
     by the step that trains on it."""
     rows = [row for group in groups for row in group.trajectories]
     rewards = iter(shaped(session, session.scorer.score_each(samples_of(session, rows)), rows))
-    return [replace(group, rewards=tuple(next(rewards) for _ in group.trajectories)) for group in groups]
+    scored = [replace(group, rewards=tuple(next(rewards) for _ in group.trajectories)) for group in groups]
+    if session.feed.sampling is not None:
+        session.feed.sampling.note(scored)
+    return scored
 
 
 def shaped(session: Session, rewards: Sequence[Reward], trajectories: Sequence[Trajectory]) -> list[Reward]:
