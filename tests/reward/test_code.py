@@ -127,7 +127,7 @@ def test_test_cases_by_assertions() -> None:
 def test_time_is_shared_among_the_tests_of_a_sample() -> None:
     slow = {"inputs": [""] * 20, "outputs": ["1"] * 20}
     started = time.monotonic()
-    result = code.score_code("code_fraction", "import time; time.sleep(0.5); print(1)", slow, {}, LIMITS, 22.0)
+    result = code.graded("code_fraction", "import time; time.sleep(0.5); print(1)", slow, LIMITS, 22.0)
     assert time.monotonic() - started < 22.0
     assert 1 <= result["passed"] < 20
     assert result["failure"] == "no time left for all tests"

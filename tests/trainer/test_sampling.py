@@ -127,7 +127,7 @@ def test_a_lost_account_is_told() -> None:
     run = whole_run([0, 0, 0])
     del run.files.kept[2]
     run.live()
-    with pytest.raises(RecordError, match="step 2 left no account of what data.sampler drew"):
+    with pytest.raises(RecordError, match=r"step 2 left no account of what data.sampler drew"):
         run.book.begin(4)
 
 

@@ -79,17 +79,24 @@ actor_rollout_ref:
 """,
     ),
     "DAPO": (
-        "A wider upper clip and every token of the batch the same weight (Yu et al. 2025, arXiv 2503.14476). Filtering "
-        "of groups that all fail or all succeed, and the penalty on over-long responses, are not part of the loss and "
-        "not here yet.",
+        "A wider upper clip, every token of the batch the same weight, groups that do not differ replaced, and less "
+        "reward for over-long responses (Yu et al. 2025, arXiv 2503.14476); see [rewards.md](rewards.md).",
         """
 algorithm:
   adv_estimator: grpo
+  filter_groups:
+    enable: true
+    metric: acc
+    max_num_gen_batches: 10
 actor_rollout_ref:
   actor:
     clip_ratio_low: 0.2
     clip_ratio_high: 0.28
     loss_agg_mode: token-mean
+reward:
+  overlong_buffer:
+    enable: true
+    len: 64
 """,
     ),
     "GSPO": (

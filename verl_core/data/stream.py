@@ -56,7 +56,8 @@ class PromptStream:
         self.rows, self.batch_size, self.seed, self.shuffle = tuple(rows), batch_size, seed, shuffle
         self.n, self.validation, self.name = n, validation, name
         self.report = report
-        self.sampled, self._sampler = sampled or (None, {})
+        self.sampled: SampledOrder | None = sampled[0] if sampled else None
+        self._sampler: dict[str, Any] = sampled[1] if sampled else {}
         self._order = self.sampled or ServingOrder(len(self.rows), batch_size, seed, shuffle)
         self.recover: Callable[[], None] = lambda: None
         self._ordinal = 0

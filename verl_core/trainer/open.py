@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_core.config import RunConfig, config_hash
 from verl_core.data.chat import chat_tokenizer
+from verl_core.data.stream import PromptStream
 from verl_core.metrics import open_sinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
@@ -20,7 +21,7 @@ from verl_core.record.rundir import RunDir
 from verl_core.reward.registry import check_sources
 from verl_core.trainer.actors import RunActors, launch_actors, weights_folder
 from verl_core.trainer.away import Away
-from verl_core.trainer.feed import PromptFeed, feed_plan
+from verl_core.trainer.feed import FeedPlan, PromptFeed, feed_plan
 from verl_core.trainer.lending import Lending
 from verl_core.trainer.lent_devices import LentDevices
 from verl_core.trainer.past import agree_with_past, record_opening, start_of
@@ -119,6 +120,19 @@ def lent_devices(
     return LentDevices(lending, actors.servers, actors.lent, actors.agents)
 
 
+def _sampling(stream: PromptStream, plan: FeedPlan, files: StepFiles) -> SamplingBook | None:
+    """The book of the stream's sampler, which it asks for what other processes drew; None without a sampler."""
+    if stream.sampled is None:
+        return None
+
+    def outcomes(step: int) -> dict[int, float]:
+        return mean_scores(files.trajectories(step), files.rewards(step))
+
+    book = SamplingBook(stream.sampled, files, plan.start_step, plan.start_sampling, outcomes)
+    stream.recover = book.recover
+    return book
+
+
 def _open(
     config: RunConfig, owner: str | None, away: Away | None, own: contextlib.ExitStack
 ) -> tuple[PPOTrainer, RunActors]:
@@ -146,17 +160,7 @@ def _open(
     limits, dispatch = config.trainer.v1.buffer, actors.agents.dispatch
     asked = validation or stream
     plan = feed_plan(config, total, start.step, checkpoint, stream)
-    sampling = None
-    if stream.sampled is not None:
-        sampling = SamplingBook(
-            stream.sampled,
-            files,
-            start.step,
-            plan.start_sampling,
-            lambda step: mean_scores(files.trajectories(step), files.rewards(step)),
-        )
-        stream.recover = sampling.recover
-    feed = PromptFeed(stream, plan, files, sampling)
+    feed = PromptFeed(stream, plan, files, _sampling(stream, plan, files))
     filtered = config.algorithm.filter_groups
     buffer = ReplayBuffer(
         actors.stores[0],

@@ -75,7 +75,7 @@ class Session:
         began: when this process began to serve the step that it is in.
         waited: seconds of this step for which it waited for servers to load weights, before that.
         noted: numbers that hooks leave for the record of the step.
-        feed: serves the training prompts of `stream`.
+        feed: serves the training prompts of `stream`, in the order of its sampler where it has one.
         validation: the validation prompts, None without a validation set.
         buffer, validation_buffer: separate books; validation prompts are not accounted for.
         check: raises when the run cannot go on; called at stage boundaries and while groups are waited for.

@@ -3,7 +3,8 @@ nothing of the program lives on, and its output is bounded.
 
 Limits hold on any Linux: CPU seconds, address space, file size, processes. Where the kernel lets an ordinary user make
 namespaces the program also has no network, sees no other process to signal, and writes into a file system of its own;
-`Outcome.isolated` says whether it was so. It reads what `nobody` may read. This holds code that is wrong or careless
+`Outcome.isolated` says whether it was so; if not, a process that left the program's session may live on, within the
+limits. It reads what `nobody` may read. This holds code that is wrong or careless
 apart from the run; for code that is hostile use a machine of its own behind reward.remote.
 """
 

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from verl_core.config.schema.reward import RewardConfig, SandboxConfig
@@ -52,7 +52,7 @@ def bound(config: RewardConfig) -> RewardFunction:
     def compute_score(
         data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]
     ) -> dict[str, Any]:
-        return score_code(data_source, solution_str, ground_truth, extra_info, sandbox, timeout_s)
+        return graded(data_source, solution_str, ground_truth, sandbox, timeout_s)
 
     return compute_score
 
@@ -69,20 +69,22 @@ def _check_isolation(is_required: bool) -> None:
 
 
 @register_reward(*code_sources(), bind=bound)
-def score_code(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: dict[str, Any],
-    sandbox: SandboxConfig | None = None,
-    timeout_s: float = RewardConfig.timeout_s,
+def score_code(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
+    """See the module; under the default limits. Raises as `graded`."""
+    return graded(data_source, solution_str, ground_truth, SandboxConfig(), RewardConfig.timeout_s)
+
+
+def graded(
+    data_source: str, solution_str: str, ground_truth: Any, limits: SandboxConfig, timeout_s: float
 ) -> dict[str, Any]:
-    """See the module.
+    """The reward of one response.
+
+    Args:
+        timeout_s: budget of all its tests.
 
     Raises:
         RewardError: the ground truth has no tests; the row is at fault, not the policy.
     """
-    limits = sandbox or SandboxConfig()
     tests = list(tests_of(code_of(solution_str), ground_truth, limits))
     is_share = data_source.partition("/")[0] == "code_fraction"
     enough = time.monotonic() + timeout_s - limits.wall_s - _SPARE_S / 2  # a later test might not end in time
@@ -117,9 +119,9 @@ def tests_of(program: str, ground_truth: Any, limits: SandboxConfig) -> Iterator
     if len(inputs) != len(outputs) or not (inputs or asserts):
         raise RewardError(f"{len(inputs)} inputs, {len(outputs)} outputs and {len(asserts)} asserts make no test cases")
     for given, expected in zip(inputs, outputs, strict=True):
-        yield lambda given=given, expected=expected: _prints(program, _joined(given), _joined(expected), limits)
+        yield partial(_prints, program, _joined(given), _joined(expected), limits)
     for line in asserts:
-        yield lambda line=line: _holds(program, str(truth.get("setup", "")), str(line), limits)
+        yield partial(_holds, program, str(truth.get("setup", "")), str(line), limits)
 
 
 def _prints(program: str, given: str, expected: str, limits: SandboxConfig) -> tuple[bool, Outcome]:
