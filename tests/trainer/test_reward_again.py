@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.trainer.test_stages import row
+from verl_core.config.schema.reward import OverlongBufferConfig
 from verl_core.errors import RewardError
 from verl_core.reward.interface import Sample
 from verl_core.trainer.session import Session
@@ -23,7 +24,9 @@ KEPT = [
 ]
 
 
-def session_of(answers: dict[str, Reward]) -> tuple[Session, list[str], list[Reward]]:
+def session_of(
+    answers: dict[str, Reward], overlong: OverlongBufferConfig | None = None
+) -> tuple[Session, list[str], list[Reward]]:
     """(a session whose rollout kept `KEPT`, keys that were asked for, rewards that were published)."""
     asked: list[str] = []
     published: list[Reward] = []
@@ -41,7 +44,8 @@ def session_of(answers: dict[str, Reward]) -> tuple[Session, list[str], list[Rew
         ),
         config=SimpleNamespace(
             algorithm=SimpleNamespace(filter_groups=SimpleNamespace(enable=True)),
-            reward=SimpleNamespace(error_budget=0.0),
+            reward=SimpleNamespace(error_budget=0.0, overlong_buffer=overlong or OverlongBufferConfig()),
+            data=SimpleNamespace(max_response_length=2),
         ),
         scorer=SimpleNamespace(score_each=score_each),
         tokenizer=SimpleNamespace(batch_decode=lambda ids: ["text"] * len(ids)),
@@ -59,6 +63,13 @@ def test_after_the_function_was_mended_the_step_goes_on() -> None:
         ("a_1_0", 0.25, "ok"),
         ("a_2_0", 0.5, "ok"),
     ]
+
+
+def test_what_is_asked_again_loses_for_its_length_once_like_the_others() -> None:
+    overlong = OverlongBufferConfig(enable=True, len=2, penalty_factor=0.5)  # of two tokens: each response loses it all
+    session, _, published = session_of({"a_1_0": Reward("a_1_0", 0.25)}, overlong)
+    reward(session, 1)
+    assert [one.score for one in published] == [1.0, -0.25, 0.5]  # the kept ones were shaped when they were scored
 
 
 def test_what_fails_again_is_over_the_budget() -> None:

@@ -39,7 +39,8 @@ def reward(session: Session, step: int) -> StageOutput:
 def _failures_again(session: Session, rows: Sequence[Trajectory], rewards: Sequence[Reward]) -> list[Reward]:
     """The rewards of `rows`, in order; those that are quarantined are asked for again."""
     failed = [row for row, reward in zip(rows, rewards, strict=True) if reward.quarantined]
-    again = iter(session.scorer.score_each(samples_of(session, failed)) if failed else ())
+    asked = session.scorer.score_each(samples_of(session, failed)) if failed else []
+    again = iter(shaped(session, asked, failed))
     return [next(again) if reward.quarantined else reward for reward in rewards]
 
 
