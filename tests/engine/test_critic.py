@@ -167,6 +167,7 @@ def test_a_step_is_the_literal_loop_whatever_the_budget(
     assert critic.steps_done() == 1
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_numbers_of_one_and_their_checkpoint_fits_one(
     ray_cluster: object, started: RunConfig, make_batch: MakeBatch, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from verl_core.trainer.open import close_trainer, open_trainer
 from verl_core.trainer.ray_session import run_root
 from verl_core.trainer.run import train
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 STEPS, BATCH, N = 3, 4, 4
 SETTINGS = [
@@ -92,7 +92,7 @@ def test_a_sync_run_that_dies_while_it_refills_scores_nothing_again_and_ends_as_
     assert calls(log) == N * (STEPS * BATCH + check(config))
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", pytest.param("separate_async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_asynchronous_modes_filter_too(make_config: MakeConfig, diary: tuple[str, Path], mode: str) -> None:
     custom, log = diary
     ahead = [f"trainer.v1.trainer_mode={mode}", f"trainer.v1.{mode}.num_warmup_batches=1"]
