@@ -44,7 +44,7 @@ def build(run: RunDir, steps: int = 60, finished: bool = True, name: str = "quic
         journal.record("served", uids, step=step)
         journal.record("claimed", uids, step=step)
         if step == 17:
-            journal.record("dropped", uids[3:], step=step, reason=f"reward: timeout {HOSTILE}")
+            journal.record("dropped", uids[3:], step=step, reason=f"timeout {HOSTILE}")
         metrics = _metrics(step, steps, rng)
         write_metrics(run, step, metrics)
         _samples(run, step, uids, rng)

@@ -101,7 +101,7 @@ def test_all_text_is_escaped(run: RunDir) -> None:
     html = render_report(run, char)
     assert "<script" not in html
     page = Outline(html)
-    assert f"reward: timeout {HOSTILE}" in page.text  # a reason in the table
+    assert f"timeout {HOSTILE}" in page.text  # a reason in the table
     assert f"quarantined: ValueError: {HOSTILE}" in page.text
     cells = "".join(page.text)
     assert HOSTILE in cells  # a response, put together from its tokens
