@@ -18,6 +18,7 @@ from verl_core.config import (
     checks_rollout,
     checks_sampler,
     checks_trainer,
+    checks_training,
 )
 from verl_core.config.checks import CHECKS, Facts
 from verl_core.config.keys import sections
@@ -32,6 +33,7 @@ CHECK_MODULES = (
     checks_sampler,
     checks_correction,
     checks_critic,
+    checks_training,
     checks_rollout,
     checks_multi_turn,
     checks_trainer,

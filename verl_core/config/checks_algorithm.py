@@ -66,37 +66,6 @@ def a_group_has_samples_to_compare(facts: Facts) -> Iterator[str]:
 
 
 @check
-def mini_batches_divide_the_batch(facts: Facts) -> Iterator[str]:
-    """A step is a whole number of mini-batches."""
-    batch, mini = facts.config.data.train_batch_size, facts.config.actor_rollout_ref.actor.ppo_mini_batch_size
-    if mini > 0 and batch % mini:
-        yield (
-            f"{_ACTOR}.ppo_mini_batch_size: {mini} does not divide data.train_batch_size={batch} (both count prompts);"
-            " the rest of the batch would never be trained on"
-        )
-
-
-@check
-def every_rank_gets_rows(facts: Facts) -> Iterator[str]:
-    """A mini-batch has at least one row for each rank."""
-    config = facts.config
-    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    if rows < config.world_size:
-        yield (
-            f"{_ACTOR}.ppo_mini_batch_size: a mini-batch of {rows} rows (times actor_rollout_ref.rollout.n) cannot be"
-            f" spread over {config.world_size} ranks (trainer.nnodes x trainer.n_gpus_per_node)"
-        )
-
-
-@check
-def betas_are_two(facts: Facts) -> Iterator[str]:
-    """AdamW has two decay rates."""
-    betas = facts.config.actor_rollout_ref.actor.optim.betas
-    if len(betas) != 2:
-        yield f"{_ACTOR}.optim.betas: must be two numbers, got {betas}"
-
-
-@check
 def kl_settings_are_read(facts: Facts) -> Iterator[str]:
     """KL settings need the KL they belong to."""
     algorithm, actor = facts.config.algorithm, facts.config.actor_rollout_ref.actor
@@ -191,15 +160,3 @@ def loss_scale_is_read(facts: Facts) -> Iterator[str]:
     mode = facts.config.actor_rollout_ref.actor.loss_agg_mode
     if mode != "seq-mean-token-sum-norm":
         yield from no_effect(facts, [f"{_ACTOR}.loss_scale_factor"], f"with {_ACTOR}.loss_agg_mode={mode}")
-
-
-@check
-def schedule_settings_are_read(facts: Facts) -> Iterator[str]:
-    """Warm-up is given in steps or as a share; only a falling schedule has a floor."""
-    optim = facts.config.actor_rollout_ref.actor.optim
-    if optim.lr_warmup_steps >= 0:
-        because = f"when {_ACTOR}.optim.lr_warmup_steps is given"
-        yield from no_effect(facts, [f"{_ACTOR}.optim.lr_warmup_steps_ratio"], because)
-    if optim.lr_scheduler_type == "constant":
-        because = f"with {_ACTOR}.optim.lr_scheduler_type=constant"
-        yield from no_effect(facts, [f"{_ACTOR}.optim.min_lr_ratio"], because)

@@ -40,45 +40,11 @@ def critic_settings_are_read(facts: Facts) -> Iterator[str]:
 
 
 @check
-def the_critic_has_whole_mini_batches(facts: Facts) -> Iterator[str]:
-    """What the critic sets for itself obeys the rules of the actor's settings; what it takes over is checked there."""
-    config = facts.config
-    batch, mini, own = config.data.train_batch_size, config.critic.ppo_mini_batch_size, "critic.ppo_mini_batch_size"
-    if not config.needs_critic or mini is None or mini < 1:
-        return
-    if batch % mini:
-        yield (
-            f"{own}: {mini} does not divide data.train_batch_size={batch} (both count prompts); the rest of the batch"
-            " would never be trained on"
-        )
-    rows = mini * config.actor_rollout_ref.rollout.n
-    if rows < config.world_size:
-        yield (
-            f"{own}: a mini-batch of {rows} rows (times actor_rollout_ref.rollout.n) cannot be spread over"
-            f" {config.world_size} ranks (trainer.nnodes x trainer.n_gpus_per_node)"
-        )
-
-
-@check
 def the_loss_of_the_critic_is_known(facts: Facts) -> Iterator[str]:
     """The aggregation exists."""
     mode = facts.config.critic.loss_agg_mode
     if mode is not None:
         yield from unknown_name("critic.loss_agg_mode", mode, names.LOSS_AGG_MODES)
-
-
-@check
-def the_optimizer_of_the_critic_is_whole(facts: Facts) -> Iterator[str]:
-    """As that of the actor: two decay rates, and a schedule whose settings are read."""
-    optim = facts.config.critic.optim
-    if len(optim.betas) != 2:
-        yield f"critic.optim.betas: must be two numbers, got {optim.betas}"
-    if optim.lr_warmup_steps >= 0:
-        because = "when critic.optim.lr_warmup_steps is given"
-        yield from no_effect(facts, ["critic.optim.lr_warmup_steps_ratio"], because)
-    if optim.lr_scheduler_type == "constant":
-        because = "with critic.optim.lr_scheduler_type=constant"
-        yield from no_effect(facts, ["critic.optim.min_lr_ratio"], because)
 
 
 @check

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from verl_core.config.schema.actor import ActorConfig, OptimConfig
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,8 +57,8 @@ class CriticConfig:
             epochs=_given(self.ppo_epochs, actor.ppo_epochs),
             token_budget=budget,
             forward_budget=_given(self.forward_max_token_len_per_gpu, budget),
-            shuffle=actor.shuffle if self.shuffle is None else self.shuffle,
-            loss_agg_mode=actor.loss_agg_mode if self.loss_agg_mode is None else self.loss_agg_mode,
+            shuffle=_given(self.shuffle, actor.shuffle),
+            loss_agg_mode=_given(self.loss_agg_mode, actor.loss_agg_mode),
         )
 
 
@@ -71,5 +74,5 @@ class CriticSettings:
     loss_agg_mode: str
 
 
-def _given(own: int | None, other: int) -> int:
+def _given(own: T | None, other: T) -> T:
     return other if own is None else own
