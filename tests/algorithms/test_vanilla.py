@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
-from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyLossInputs
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInputs
 
 NAN = float("nan")
 vanilla = POLICY_LOSSES.get("vanilla")
 
 
-def run(ratio: float, advantage: float) -> tuple[PolicyLoss, float]:
+def run(ratio: float, advantage: float) -> tuple[TokenLoss, float]:
     """Loss of one token with clip 0.2 below, 0.3 above, dual clip 3, and d loss / d log_prob."""
     log_probs = torch.tensor([[math.log(ratio)]], requires_grad=True)
     out = vanilla(

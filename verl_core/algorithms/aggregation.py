@@ -35,6 +35,20 @@ class Denominators:
         return cls(tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()), scale=scale)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A loss of the policy or the critic before aggregation.
+
+    Attributes:
+        per_token: float32 [B, T], 0 where the mask is False.
+        sums: detached float32 scalars, each a sum over trainable tokens; divided by the token count of the whole
+            batch they are the metrics `actor/<name>` or `critic/<name>`.
+    """
+
+    per_token: torch.Tensor
+    sums: dict[str, torch.Tensor]
+
+
 Aggregation = Callable[[torch.Tensor, torch.Tensor, Denominators], torch.Tensor]
 
 AGGREGATIONS: Registry[Aggregation] = Registry("aggregation mode", "actor_rollout_ref.actor.loss_agg_mode")

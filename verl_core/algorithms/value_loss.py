@@ -7,28 +7,14 @@ estimates what is still to come, the reward of token t included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class ValueLoss:
-    """A loss before aggregation.
-
-    Attributes:
-        per_token: float32 [B, T], 0 where the mask is False.
-        sums: detached float32 scalars, each a sum over trainable tokens; divided by the token count of the whole
-            batch they are the metrics `critic/<name>`.
-    """
-
-    per_token: torch.Tensor
-    sums: dict[str, torch.Tensor]
+from verl_core.algorithms.aggregation import TokenLoss
 
 
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float
-) -> ValueLoss:
+) -> TokenLoss:
     """L = max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2 with c = `critic.cliprange_value`.
 
     A value that has moved by more than c towards its return gets no more gradient; one that moved away is pulled back
@@ -57,7 +43,7 @@ def value_loss(
     with torch.no_grad():
         sums = {"vf_clipfrac": ((clipped > free) & mask).sum().float(), "vpred_mean": current.sum()}
     worst = torch.where(clipped > free, clipped, free)  # at the bound a value is free; maximum() halves its slope
-    return ValueLoss(torch.where(mask, 0.5 * worst, 0.0), sums)
+    return TokenLoss(torch.where(mask, 0.5 * worst, 0.0), sums)
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 
 @POLICY_LOSSES.register("cispo")
-def cispo(inputs: PolicyLossInputs) -> PolicyLoss:
+def cispo(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -stop_gradient(clip(r, 1 - low, 1 + high)) A log pi.
 
     Every token keeps a gradient. `clip_ratio_low=1` leaves only the upper bound, as in the paper.

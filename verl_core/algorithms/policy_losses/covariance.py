@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 from verl_core.algorithms.registry import Registry
 
 
@@ -74,7 +75,7 @@ def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @POLICY_LOSSES.register("clip_cov")
-def clip_cov(inputs: PolicyLossInputs) -> PolicyLoss:
+def clip_cov(inputs: PolicyLossInputs) -> TokenLoss:
     """L = max(-A r, -A clip(r, 1 - low, 1 + high)), and 0 on marked tokens: a random share `clip_cov_ratio` of all,
     among those with clip_cov_lb < cov < clip_cov_ub, cov = (log pi_old - mean) (A - mean) over the mini-batch.
 
@@ -95,7 +96,7 @@ def clip_cov(inputs: PolicyLossInputs) -> PolicyLoss:
 
 
 @POLICY_LOSSES.register("kl_cov")
-def kl_cov(inputs: PolicyLossInputs) -> PolicyLoss:
+def kl_cov(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -A r, plus ppo_kl_coef |log r| on marked tokens: the share `kl_cov_ratio` of largest cov (as in clip_cov).
 
     Settings: `actor.policy_loss.kl_cov_ratio`, `ppo_kl_coef`.

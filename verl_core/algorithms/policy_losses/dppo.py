@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 ALMOST_ONE = 1 - 2**-20
 
 
 @POLICY_LOSSES.register("dppo_tv")
-def dppo_tv(inputs: PolicyLossInputs) -> PolicyLoss:
+def dppo_tv(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -A stop_gradient(min(r, c)) log pi where the token is kept, else 0. Kept: p - p_old <= high where A > 0,
     p - p_old >= -low elsewhere (p, p_old: probabilities of the token).
 
@@ -31,7 +32,7 @@ def dppo_tv(inputs: PolicyLossInputs) -> PolicyLoss:
 
 
 @POLICY_LOSSES.register("dppo_kl")
-def dppo_kl(inputs: PolicyLossInputs) -> PolicyLoss:
+def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
     """As `dppo_tv` with D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)), the KL of the same two-way
     split. Kept: D <= high or p <= p_old where A > 0, D <= low or p >= p_old elsewhere.
 
@@ -49,7 +50,7 @@ def dppo_kl(inputs: PolicyLossInputs) -> PolicyLoss:
     return _kept(inputs, keep)
 
 
-def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> PolicyLoss:
+def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> TokenLoss:
     weight = inputs.log_ratio().detach().exp().clamp(max=inputs.clip_c)
     loss = -inputs.masked_advantages() * weight * inputs.current()
     return policy_loss(inputs, torch.where(keep, loss, 0.0), pg_clipfrac=~keep)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 from verl_core.errors import ConfigError
 
 
 @POLICY_LOSSES.register("dro")
-def dro(inputs: PolicyLossInputs) -> PolicyLoss:
+def dro(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -(A log pi - beta / 2 log(pi / pi_old)^2).
 
     Settings: `actor.policy_loss.dro_beta`, which has no default.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 
 @POLICY_LOSSES.register("geo_mean")
-def geo_mean(inputs: PolicyLossInputs) -> PolicyLoss:
+def geo_mean(inputs: PolicyLossInputs) -> TokenLoss:
     """Per row: L = -mean(A) exp(mean over tokens of m), m = min(l, high) where A > 0, max(l, -low) where A < 0, else 0,
     l = log(pi / pi_old). Every trainable token of the row carries the row's value.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 
 @POLICY_LOSSES.register("gpg")
-def gpg(inputs: PolicyLossInputs) -> PolicyLoss:
+def gpg(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -A log pi.
 
     No ratio and no clip: right for one update per step; with more, nothing corrects for the drift of the policy. Meant

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 LOG_LIMIT = 10.0
 
 
 @POLICY_LOSSES.register("gspo")
-def gspo(inputs: PolicyLossInputs) -> PolicyLoss:
+def gspo(inputs: PolicyLossInputs) -> TokenLoss:
     """s = exp(mean over the row of log(pi / pi_old)); L = max(-A s, -A clip(s, 1 - low, 1 + high)) on every token.
 
     The value is the row's; the gradient of token t is that of s_t = s pi / stop_gradient(pi), so that with

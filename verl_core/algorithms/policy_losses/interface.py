@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verl_core.algorithms.aggregation import TokenLoss
 from verl_core.algorithms.registry import Registry
 
 LOG_RATIO_LIMIT = 20.0
@@ -79,30 +80,16 @@ class PolicyLossInputs:
         return self.marked & self.mask
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """A loss before aggregation.
-
-    Attributes:
-        per_token: float32 [B, T], 0 where the mask is False.
-        sums: detached float32 scalars, each a sum over trainable tokens; divided by the token count of the whole
-            batch they are the metrics `actor/<name>`.
-    """
-
-    per_token: torch.Tensor
-    sums: dict[str, torch.Tensor]
-
-
-def policy_loss(inputs: PolicyLossInputs, per_token: torch.Tensor, **counted: torch.Tensor) -> PolicyLoss:
+def policy_loss(inputs: PolicyLossInputs, per_token: torch.Tensor, **counted: torch.Tensor) -> TokenLoss:
     """The loss with its metrics: `ppo_kl`, the sum of log(pi_old / pi), the k1 estimate of KL(pi_old, pi), and how
     many trainable tokens are True in each of `counted`, bool [B, T].
     """
     with torch.no_grad():
         sums = {name: (where & inputs.mask).sum().float() for name, where in counted.items()}
         sums["ppo_kl"] = (-inputs.log_ratio()).sum()
-    return PolicyLoss(per_token=torch.where(inputs.mask, per_token, 0.0), sums=sums)
+    return TokenLoss(per_token=torch.where(inputs.mask, per_token, 0.0), sums=sums)
 
 
-PolicyLossFunction = Callable[[PolicyLossInputs], PolicyLoss]
+PolicyLossFunction = Callable[[PolicyLossInputs], TokenLoss]
 
 POLICY_LOSSES: Registry[PolicyLossFunction] = Registry("policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode")

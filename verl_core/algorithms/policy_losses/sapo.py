@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 
 @POLICY_LOSSES.register("sapo")
-def sapo(inputs: PolicyLossInputs) -> PolicyLoss:
+def sapo(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg.
 
     At r = 1 the gradient is that of -A r, further away it dies down; a larger tau_neg makes it die sooner for tokens

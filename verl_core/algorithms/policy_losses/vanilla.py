@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLoss, PolicyLossInputs, policy_loss
+from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
 
 @POLICY_LOSSES.register("vanilla")
-def vanilla(inputs: PolicyLossInputs) -> PolicyLoss:
+def vanilla(inputs: PolicyLossInputs) -> TokenLoss:
     """With r = pi / pi_old: L = max(-A r, -A clip(r, 1 - low, 1 + high)); where A < 0 also L <= -A c.
 
     Metrics: `pg_clipfrac` tokens where the clipped branch is the larger one, `pg_clipfrac_lower` tokens with A < 0
