@@ -6,6 +6,7 @@ again. Every trajectory names the weight version of each of its segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -101,6 +102,12 @@ class Trajectory:
     def min_version(self) -> int:
         """Oldest weight version used; the trajectory's staleness is measured from it."""
         return min(segment.weight_version for segment in self.segments)
+
+
+def last_outputs(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int], Trajectory]:
+    """(uid, session) -> the session's last output: the one that its score is of."""
+    ordered = sorted(trajectories, key=lambda trajectory: trajectory.index)
+    return {(trajectory.uid, trajectory.session): trajectory for trajectory in ordered}
 
 
 RewardStatus = Literal["ok", "raised", "timeout", "not_finite", "bad_type"]

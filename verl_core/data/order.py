@@ -21,6 +21,13 @@ def epoch_order(rows: int, seed: int, epoch: int) -> Rows:
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
+def rows_per_epoch(rows: int, batch_size: int) -> int:
+    """Rows of the whole batches of an epoch. Raises DataError: there is none."""
+    if rows < batch_size:
+        raise DataError(f"{rows} rows do not fill one batch of {batch_size}; add rows or lower data.train_batch_size")
+    return rows // batch_size * batch_size
+
+
 class ServingOrder:
     """Ordinal -> (epoch, row).
 
@@ -34,11 +41,7 @@ class ServingOrder:
     """
 
     def __init__(self, rows: int, batch_size: int, seed: int, shuffle: bool) -> None:
-        if rows < batch_size:
-            raise DataError(
-                f"{rows} rows do not fill one batch of {batch_size}; add rows or lower data.train_batch_size"
-            )
-        self.per_epoch = rows // batch_size * batch_size
+        self.per_epoch = rows_per_epoch(rows, batch_size)
         self._rows, self._seed, self._shuffle = rows, seed, shuffle
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 

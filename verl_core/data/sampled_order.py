@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_core.data.order import rows_per_epoch
 from verl_core.data.samplers.interface import Sampler
 from verl_core.errors import DataError
 
@@ -24,11 +25,7 @@ class SampledOrder:
     """
 
     def __init__(self, sampler: Sampler, rows: int, batch_size: int) -> None:
-        if rows < batch_size:
-            raise DataError(
-                f"{rows} rows do not fill one batch of {batch_size}; add rows or lower data.train_batch_size"
-            )
-        self.per_epoch = rows // batch_size * batch_size
+        self.per_epoch = rows_per_epoch(rows, batch_size)
         self._sampler, self._rows = sampler, rows
         self.drawn: list[int] = []
 

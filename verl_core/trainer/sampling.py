@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from verl_core.data.sampled_order import SampledOrder
 from verl_core.errors import RecordError
-from verl_core.trajectory import Reward, Trajectory
+from verl_core.trajectory import Reward, Trajectory, last_outputs
 from verl_core.transfer.flight import Group
 
 
@@ -112,14 +112,11 @@ class SamplingBook:
 def mean_scores(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[int, float]:
     """Ordinal -> mean over the group's sessions of `acc` where the reward has that part, else of the score; of last
     outputs that have one."""
-    last: dict[tuple[int, int], tuple[int, Reward]] = {}
-    for row, reward in zip(trajectories, rewards, strict=True):
-        place = row.ordinal, row.session
-        if place not in last or row.index > last[place][0]:
-            last[place] = row.index, reward
+    by_key = {row.key: reward for row, reward in zip(trajectories, rewards, strict=True)}
     found: dict[int, list[float]] = {}
-    for (ordinal, _), (_, reward) in last.items():
+    for row in last_outputs(trajectories).values():
+        reward = by_key[row.key]
         if not reward.quarantined:
             acc = reward.components.get("acc")
-            found.setdefault(ordinal, []).append(float(acc) if isinstance(acc, int | float) else reward.score)
+            found.setdefault(row.ordinal, []).append(float(acc) if isinstance(acc, int | float) else reward.score)
     return {ordinal: sum(scores) / len(scores) for ordinal, scores in found.items()}

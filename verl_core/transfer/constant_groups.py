@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from verl_core.errors import RewardError
-from verl_core.trajectory import Reward
+from verl_core.trajectory import Reward, last_outputs
 from verl_core.transfer.eviction import Filter
 from verl_core.transfer.flight import Group
 
@@ -39,11 +39,11 @@ def constant_groups(metric: str) -> Filter:
 
 def _values(group: Group, metric: str) -> list[float]:
     """Of each session whose last output has a score."""
-    last: dict[int, tuple[int, Reward]] = {}
-    for row, reward in zip(group.trajectories, group.rewards, strict=False):
-        if row.session not in last or row.index > last[row.session][0]:
-            last[row.session] = (row.index, reward)
-    return [_value(reward, metric) for _, reward in last.values() if not reward.quarantined]
+    if not group.rewards:
+        return []
+    by_key = {row.key: reward for row, reward in zip(group.trajectories, group.rewards, strict=True)}
+    last = [by_key[row.key] for row in last_outputs(group.trajectories).values()]
+    return [_value(reward, metric) for reward in last if not reward.quarantined]
 
 
 def _value(reward: Reward, metric: str) -> float:

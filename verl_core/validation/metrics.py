@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_core.trajectory import Prompt, Reward, Trajectory
+from verl_core.trajectory import Prompt, Reward, Trajectory, last_outputs
 from verl_core.validation.majority import Vote, majority_of
 from verl_core.validation.subsets import best_of, subset_sizes, worst_of
 
@@ -61,7 +61,7 @@ def validation_metrics(
         ValueError: prompts of one source with different n, or a trajectory without a reward.
     """
     by_source: dict[str, list[list[Session]]] = defaultdict(list)
-    last = _last_outputs(trajectories)
+    last = last_outputs(trajectories)
     for prompt in prompts:
         sessions = [_session(last.get((prompt.uid, number)), rewards) for number in range(prompt.n)]
         by_source[prompt.data_source].append(sessions)
@@ -69,11 +69,6 @@ def validation_metrics(
     for source, rows in sorted(by_source.items()):
         metrics |= _source_metrics(source, rows)
     return metrics | _turns(list(last.values()))
-
-
-def _last_outputs(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int], Trajectory]:
-    ordered = sorted(trajectories, key=lambda trajectory: trajectory.index)
-    return {(trajectory.uid, trajectory.session): trajectory for trajectory in ordered}
 
 
 def _session(trajectory: Trajectory | None, rewards: Mapping[str, Reward]) -> Session:
