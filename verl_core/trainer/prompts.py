@@ -21,9 +21,10 @@ def total_steps(config: RunConfig, stream: PromptStream) -> int:
     Raises:
         ConfigError: the run would end before the policy is trained.
     """
-    given, warmup = config.trainer.total_training_steps, config.trainer.critic_warmup
-    total = given if given is not None else config.trainer.total_epochs * stream.steps_per_epoch
-    if config.needs_critic and 0 < total <= warmup:
+    if (given := config.trainer.total_training_steps) is not None:
+        return given  # the configuration's own checks have judged it
+    total, warmup = config.trainer.total_epochs * stream.steps_per_epoch, config.trainer.critic_warmup
+    if 0 < total <= warmup:
         raise ConfigError(
             f"trainer.critic_warmup: in the first {warmup} steps only the critic is trained, and the run has {total}. "
             "Lower it, or raise trainer.total_epochs"
