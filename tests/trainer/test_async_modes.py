@@ -25,6 +25,12 @@ MODES = ["colocate_async", "separate_async"]
 ONE_NOW = [pytest.param("colocate_async", marks=pytest.mark.slow), "separate_async"]  # a run takes 15 s and more
 SLOW_TOKENS = "actor_rollout_ref.rollout.scripted_delay_s=0.03"
 STEPS = 6
+# Lengths that differ by seconds and are the same in every run: when a batch is there, some group is still at work.
+SPREAD = [
+    "data.max_response_length=32",
+    "actor_rollout_ref.rollout.scripted_lengths.median=4",
+    "actor_rollout_ref.rollout.scripted_lengths.p99=32",
+]
 
 
 def mode_settings(mode: str, warmup: float, bound: int, strategy: str = "drop") -> list[str]:
@@ -86,7 +92,7 @@ def test_running_ahead_keeps_the_bound_and_the_accounts(make_config: MakeConfig,
 
 def test_responses_that_are_cut_off_go_on_under_the_next_weights(make_config: MakeConfig) -> None:
     settings = [*mode_settings("colocate_async", 1, 3), f"trainer.total_training_steps={STEPS}", SLOW_TOKENS]
-    config = make_config("cut", *settings)
+    config = make_config("cut", *settings, *SPREAD)
     train(config)
     cut = [row for rows in rows_by_step(config).values() for row in rows if len(row.segments) > 1]
     assert cut  # 0.03 s a token: the batch is there before everybody is done
