@@ -30,6 +30,7 @@ def digests(session: Session) -> dict[str, str]:
     return {name: engine.weights_sha256() for name, engine in session.trained.items()}
 
 
+@pytest.mark.slow
 def test_policy_and_critic_are_brought_to_a_step_whatever_stopped(make_config: MakeConfig) -> None:
     config = make_config("ppo", *PPO, LEGACY)
     with open_trainer(config) as trainer:

@@ -230,7 +230,7 @@ def test_the_law_on_the_real_queue(tq_store: TransferQueueStore) -> None:
     run_state_machine_as_test(
         LawOnTheQueue,
         settings=settings(
-            max_examples=3,
+            max_examples=2,
             stateful_step_count=12,
             deadline=None,
             derandomize=True,
