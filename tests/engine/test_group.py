@@ -151,6 +151,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both_and_moves_nothing(
     pair.update(make_batch(), 1)
 
 
+@pytest.mark.slow
 def test_life_and_death_of_a_rank(make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path) -> None:
     space, config = "verl-engine-one", make_config(**SETTINGS)
     group = attach(config, tmp_path / "w", space)

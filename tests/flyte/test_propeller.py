@@ -99,6 +99,7 @@ def by_node(propeller: Propeller) -> dict[str, Attempt]:
     return {attempt.node.rpartition("/")[2]: attempt for attempt in propeller.attempts}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_node_of_a_run_on_a_held_cluster(package: Package, image: Path, address: str, tmp_path: Path) -> None:
     propeller = Propeller(package, tmp_path / "flyte", image, {"RAY_ADDRESS": address, "VERL_RAY_CLIENT": address})

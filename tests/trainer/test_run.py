@@ -77,6 +77,7 @@ def test_actors_that_vanish_between_two_nodes_are_rebuilt(make_config: MakeConfi
         assert finish(trainer.session).final_weights_sha256 == undisturbed.final_weights_sha256
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_is_skipped_aloud(
     make_config: MakeConfig, undisturbed: Summary, caplog: pytest.LogCaptureFixture
 ) -> None:
