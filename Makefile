@@ -27,7 +27,7 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page oracle bench-core bench-modes simulate package register-dry-run clean
+.PHONY: help env lock quickstart run test test-slow lint format explain equivalence crash-test algorithms-page oracle bench-core bench-modes bench-algorithms recipes simulate package register-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -97,8 +97,22 @@ out/oracle-venv/.installed: $(STAMP)
 	  trl==1.16.0 torchrl==0.14.1 accelerate datasets dill multiprocess xxhash
 	@touch $@
 
+bench-algorithms: out/verl-venv/.installed ## the algorithms' time beside verl 0.9.1's, out/bench_algorithms.json
+	out/verl-venv/bin/python -m benchmarks.bench_algorithms
+
+# Like the oracle's: verl alone, on the project's packages.
+out/verl-venv/.installed: $(STAMP)
+	@mkdir -p out && $(PY) -m venv --without-pip out/verl-venv
+	@packages="$$(echo $(CURDIR)/out/verl-venv/lib/python3*/site-packages)"; \
+	echo $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$packages/project.pth"; \
+	$(PY) -m pip install -qq --disable-pip-version-check --no-deps $(PIP_ARGS) --target "$$packages" verl==0.9.1
+	@touch $@
+
 bench-core: env ## the costs of the core, out/bench_core.json
 	$(PY) -m benchmarks.bench_core
+
+recipes: env ## each recipe of configs/ learns, out/recipes.json; some 3 to 8 minutes each
+	$(PY) -m benchmarks.recipes
 
 bench-modes: env ## three modes on simulated devices, out/bench_modes.json and .html; some 30 minutes
 	$(PY) -m benchmarks.modes.main

@@ -71,7 +71,8 @@ def test_with_nothing_ahead_a_mode_is_sync_bit_for_bit(
     check_accounts(config, 4)
 
 
-@pytest.mark.parametrize("mode", ONE_NOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_running_ahead_keeps_the_bound_and_the_accounts(make_config: MakeConfig, mode: str) -> None:
     ahead = [*mode_settings(mode, 1, 1, "wait"), f"trainer.total_training_steps={STEPS}", SLOW_TOKENS]
     config = make_config(f"ahead_{mode}", *ahead)

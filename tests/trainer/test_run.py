@@ -95,6 +95,7 @@ def test_a_broken_checkpoint_is_skipped_aloud(
     assert "checkpoint of step 2 is broken and was skipped" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_rebuilt_says_which_batch_is_missing(make_config: MakeConfig) -> None:
     config = make_config("gap", LEGACY, "trainer.save_freq=-1")
     with open_trainer(config) as trainer:
@@ -107,6 +108,7 @@ def test_a_step_that_cannot_be_rebuilt_says_which_batch_is_missing(make_config: 
         train(config)
 
 
+@pytest.mark.slow
 def test_a_used_directory_is_refused_for_another_configuration_and_with_resume_disabled(
     make_config: MakeConfig,
 ) -> None:
@@ -128,6 +130,7 @@ def test_too_few_devices_is_told_before_any_actor_starts(make_config: MakeConfig
         train(make_config("cuda", "trainer.device=cuda"))
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_of_generating_does_not_stop_the_step(make_config: MakeConfig) -> None:
     config = make_config("killed", "actor_rollout_ref.rollout.scripted_delay_s=0.05")
     with open_trainer(config) as trainer:
