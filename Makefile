@@ -114,7 +114,7 @@ bench-core: env ## the costs of the core, out/bench_core.json
 recipes: env ## each recipe of configs/ learns, out/recipes.json; some 3 to 8 minutes each
 	$(PY) -m benchmarks.recipes
 
-bench-modes: env ## three modes on simulated devices, out/bench_modes.json and .html; some 30 minutes
+bench-modes: env ## three modes on simulated devices, out/bench_modes.json and .html; about an hour
 	$(PY) -m benchmarks.modes.main
 
 simulate: env ## the trainer under a virtual clock, out/simulate.json and .html; some 6 minutes

@@ -32,7 +32,7 @@ _VLLM_S = 90.0
 def main() -> None:
     """Measure, judge, write."""
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--side-by-side", type=int, default=room(), help="runs at a time; what memory allows")
+    arguments.add_argument("--side-by-side", type=int, default=room(), help="runs at a time")
     arguments.add_argument("--resume", action="store_true", help="keep the runs of an earlier call that are whole")
     asked = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the runs, too
