@@ -72,7 +72,10 @@ CONTRADICTIONS = [
         ["algorithm.adv_estimator=gae", "trainer.critic_warmup=9", "trainer.total_training_steps=9"],
         "trainer.critic_warmup: in the first 9 steps only the critic is trained, and trainer.total_training_steps=9",
     ),
-    (["algorithm.adv_estimator=remax"], "algorithm.adv_estimator: remax needs the reward of a greedy response"),
+    (
+        ["algorithm.adv_estimator=tir_optimal_token_baseline", "algorithm.rollout_correction.bypass_mode=true"],
+        "algorithm.adv_estimator: tir_optimal_token_baseline needs the old policy's probabilities",
+    ),
     (["algorithm.adv_estimator=opo", f"{ROLLOUT}.n=1"], "algorithm.adv_estimator=opo compares the samples of one"),
     (["algorithm.adv_estimator=gdpo"], "algorithm.gdpo_reward_keys: algorithm.adv_estimator=gdpo compares the named"),
     (

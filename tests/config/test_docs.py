@@ -28,7 +28,7 @@ SHOWN = [
     ["data.train_batch_size=48"],
     ["actor_rollout_ref.rollout.top_p=0.9"],
     ["actor_rollout_ref.rollout.n=1"],
-    ["algorithm.adv_estimator=remax"],
+    ["algorithm.adv_estimator=optimal_token_baseline", "algorithm.rollout_correction.bypass_mode=true"],
     ["critic.enable=true"],
     ["algorithm.adv_estimator=gdpo"],
     ["actor_rollout_ref.actor.policy_loss.loss_mode=dro"],

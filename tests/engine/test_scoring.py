@@ -52,6 +52,30 @@ def test_old_log_probs_and_entropy(
     assert np.abs(policy.old_log_probs(batch).log_probs - scored.log_probs).max() > 1e-3
 
 
+@pytest.mark.parametrize("budget", [1, 16384])
+def test_squared_probabilities_come_where_the_estimator_reads_them(
+    make_config: MakeConfig, make_batch: MakeBatch, tiny_model: str, tmp_path: Path, budget: int
+) -> None:
+    config, batch = make_config(), make_batch()
+    plain_scores = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)
+    assert plain_scores.squares is None
+    config.algorithm.adv_estimator = "optimal_token_baseline"
+    config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = budget
+    scored = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)
+    np.testing.assert_allclose(scored.log_probs, plain_scores.log_probs, atol=2e-5)
+    np.testing.assert_allclose(scored.entropy, plain_scores.entropy, atol=2e-5)
+    model, place = load_model(tiny_model), 0
+    for row in range(len(batch)):
+        part = batch.select([row])
+        ids = torch.from_numpy(np.concatenate([part.prompt_ids, part.response_ids]).astype(np.int64))
+        temperature = config.actor_rollout_ref.rollout.temperature
+        chances = torch.softmax(model(ids[None]).logits[0] / temperature, dim=-1)[len(part.prompt_ids) - 1 : -1]
+        expected = chances.square().sum(-1).detach().numpy()
+        assert scored.squares is not None
+        np.testing.assert_allclose(scored.squares[place : place + len(expected)], expected, atol=1e-6)
+        place += len(expected)
+
+
 def test_the_budget_does_not_change_the_numbers(make_config: MakeConfig, make_batch: MakeBatch, tmp_path: Path) -> None:
     config, batch = make_config(), make_batch()
     whole = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)

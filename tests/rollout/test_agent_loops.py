@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.rollout.agent_cases import FakeClient, OddAgent, config_of, prompt_of
+from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError, RolloutError
 from verl_core.rollout.agent_loop import agent_loop_for, register_agent_loop
 from verl_core.rollout.generation import checked_generation, shortened
@@ -75,6 +76,17 @@ def test_single_turn_trajectory() -> None:
     assert found.response_mask.tolist() == [True] * 3
     assert found.rollout_log_probs.tolist() == [-0.5] * 3
     assert (found.segments, found.min_version, found.stop_reason) == ((Segment(3, 3),), 3, "stop")
+
+
+def test_the_greedy_session_of_a_group_takes_the_likeliest_token() -> None:
+    config = RunConfig()
+    config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n = "remax", 3
+    config.actor_rollout_ref.rollout.temperature = 0.8
+    agent, prompt = SingleTurnAgent(config), prompt_of(5)
+    assert config.sessions_per_prompt == 4
+    assert [agent.sampling(prompt, session).temperature for session in range(4)] == [0.8, 0.8, 0.8, 0.0]
+    checked = agent.sampling(replace(prompt, validation=True), 3)
+    assert checked.temperature == config.actor_rollout_ref.rollout.val_kwargs.temperature
 
 
 def test_greedy_prompts_use_the_validation_settings() -> None:

@@ -63,8 +63,6 @@ def _estimators() -> Iterator[str]:
         facts = [("config", f"`algorithm.adv_estimator: {name}`")]
         if reads := sorted(names.ADV_ESTIMATORS.get(name, ())):
             facts.append(("reads", ", ".join(f"`algorithm.{key}`" for key in reads)))
-        if name in names.MISSING_INPUTS:
-            facts.append(("not yet", f"needs {names.MISSING_INPUTS[name]}, which nothing produces yet; refused"))
         yield _entry(name, ADVANTAGES.get(name), facts)
 
 

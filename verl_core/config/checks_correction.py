@@ -89,6 +89,12 @@ def bypass_mode_can_work(facts: Facts) -> Iterator[str]:
             f"{_HERE}.rollout_is_batch_normalize: with {_HERE}.bypass_mode=true weights are taken micro-batch by"
             " micro-batch and their mean over the batch is not known; delete it"
         )
+    estimator = facts.config.algorithm.adv_estimator
+    if estimator in names.SQUARES_ESTIMATORS:
+        yield (
+            f"algorithm.adv_estimator: {estimator} needs the old policy's probabilities of the whole vocabulary, and"
+            f" with {_HERE}.bypass_mode=true nothing computes them; use bypass_mode=false or another estimator"
+        )
     loss, mode = facts.config.actor_rollout_ref.actor.policy_loss.loss_mode, facts.config.trainer.v1.trainer_mode
     if loss in SEQUENCE_LOSSES and mode in names.ASYNC_MODES:
         yield (

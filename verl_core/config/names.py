@@ -25,12 +25,11 @@ VALUE_ESTIMATORS = frozenset({"gae"})
 # Estimators that compare the samples of one prompt: with a single sample there is nothing to compare.
 GROUP_ESTIMATORS = frozenset(ADV_ESTIMATORS) - {"gae", "reinforce_plus_plus", "remax"}
 
-# Estimator -> the input that no stage of the trainer produces yet.
-MISSING_INPUTS: dict[str, str] = {
-    "remax": "the reward of a greedy response to every prompt",
-    "optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
-    "tir_optimal_token_baseline": "the squared probabilities of the policy, summed over the vocabulary",
-}
+# Estimators that read the score of a greedy response to every prompt: one more session per group.
+GREEDY_ESTIMATORS = frozenset({"remax"})
+
+# Estimators that read the policy's squared probabilities, summed over the vocabulary, at every token.
+SQUARES_ESTIMATORS = frozenset({"optimal_token_baseline", "tir_optimal_token_baseline"})
 
 _CLIP = frozenset({"clip_ratio", "clip_ratio_low", "clip_ratio_high"})
 

@@ -38,8 +38,12 @@ def load_dataset(files: Sequence[str], data: DataConfig, tokenizer: ChatTokenize
 
 
 def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatTokenizer) -> PromptStream:
-    """Prompts to train on, `rollout.n` sessions each. Raises DataError as `load_dataset`, or when no batch fills;
-    ConfigError when data.sampler names none that can be made."""
+    """Prompts to train on, `rollout.n` sessions each and a greedy one where the estimator wants it.
+
+    Raises:
+        DataError: as `load_dataset`, or when no batch fills.
+        ConfigError: data.sampler names none that can be made.
+    """
     data = config.data
     dataset = load_dataset(files, data, tokenizer, data.train_max_samples)
     _log.info("training data: %s", dataset.report)
@@ -50,7 +54,7 @@ def training_stream(config: RunConfig, files: Sequence[str], tokenizer: ChatToke
         data.train_batch_size,
         data.seed,
         data.shuffle,
-        n=config.actor_rollout_ref.rollout.n,
+        n=config.sessions_per_prompt,
         report=dataset.report,
         sampled=None if order is None else (order, asdict(data.sampler)),
     )

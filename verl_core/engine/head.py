@@ -24,6 +24,7 @@ def token_log_probs(
     temperature: float,
     with_entropy: bool,
     at_once: int = LOGITS_AT_ONCE,
+    with_squares: bool = False,
 ) -> Scored:
     """log_softmax(head(hidden) / temperature) at `targets`, and the entropy of the same distribution.
 
@@ -37,14 +38,18 @@ def token_log_probs(
         at_once: logits of one piece.
 
     Returns:
-        float32 [N] nats, and float32 [N] nats or an empty tensor without `with_entropy`.
+        float32 [N] nats, and float32 [N] nats or an empty tensor without `with_entropy`; `with_squares` makes the
+        second [N, 2], with the sum of the squared probabilities beside the entropy.
     """
 
     def piece(states: torch.Tensor, wanted: torch.Tensor) -> Scored:
         logits = head(states).float()
         log_p = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         chosen = log_p.gather(-1, wanted[:, None]).squeeze(-1).clone()  # FSDP hooks cannot follow a view
-        return chosen, entropy_from_log_softmax(log_p) if with_entropy else chosen.new_empty(0)
+        if not with_entropy:
+            return chosen, chosen.new_empty(0)
+        entropy = entropy_from_log_softmax(log_p)
+        return chosen, torch.stack([entropy, (2 * log_p).exp().sum(-1)], dim=-1) if with_squares else entropy
 
     rows = max(1, at_once // vocabulary)
     if len(targets) <= rows:

@@ -13,10 +13,13 @@ from verl_core.weights.interface import WeightManifest
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """Flat columns aligned with TrainBatch.response_ids: float32 nats; `entropy` is None for the reference."""
+    """Flat columns aligned with TrainBatch.response_ids: float32 nats; `entropy` is None for the reference. `squares`,
+    the sum over the vocabulary of squared probabilities, is there where the run's estimator reads it.
+    """
 
     log_probs: Float32
     entropy: Float32 | None = None
+    squares: Float32 | None = None
 
 
 class TrainedEngine(Protocol):

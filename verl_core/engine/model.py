@@ -30,9 +30,14 @@ class PolicyModel(Network):
         self.temperature = temperature
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, with_entropy: bool = False
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        with_entropy: bool = False,
+        with_squares: bool = False,
     ) -> Scored:
-        """Log-probs of `targets`, each predicted at its position, and entropies (empty without `with_entropy`).
+        """Log-probs of `targets`, each predicted at its position, and what `token_log_probs` adds to them.
 
         Rows are padded on the right, so a causal network never lets padding reach a real token and needs no mask;
         positions count from 0 in every row.
@@ -46,7 +51,9 @@ class PolicyModel(Network):
             states = self.lm.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
             wanted = states.flatten(0, 1)[positions]
             head, vocabulary = self.lm.get_output_embeddings(), self.lm.config.get_text_config().vocab_size
-            return token_log_probs(wanted, head, targets, vocabulary, self.temperature, with_entropy)
+            return token_log_probs(
+                wanted, head, targets, vocabulary, self.temperature, with_entropy, with_squares=with_squares
+            )
 
     def read(self, folder: str, start: bool = False) -> dict[str, torch.Tensor]:
         """See Network."""

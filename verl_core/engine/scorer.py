@@ -22,8 +22,11 @@ ValueShare = dict[int, Float32]
 
 
 @torch.no_grad()
-def score(model: PolicyModel, ranks: Ranks, batch: TrainBatch, budget: int, with_entropy: bool) -> Share:
-    """This rank's rows: row to (log-probs, entropy), each float32 [R] nats; entropy is empty without `with_entropy`.
+def score(
+    model: PolicyModel, ranks: Ranks, batch: TrainBatch, budget: int, with_entropy: bool, with_squares: bool = False
+) -> Share:
+    """This rank's rows: row to (log-probs, entropy), each float32 [R] nats; entropy is empty without `with_entropy`,
+    and [R, 2] `with_squares`: sums of squared probabilities beside it.
 
     Collective: every rank calls it with the same batch.
 
@@ -33,7 +36,7 @@ def score(model: PolicyModel, ranks: Ranks, batch: TrainBatch, budget: int, with
     share: Share = {}
     for rows in _plan(ranks, batch, budget):
         micro = MicroBatch.build(batch, rows, ranks.device)
-        log_probs, entropy = model(micro.input_ids, micro.positions, micro.targets, with_entropy)
+        log_probs, entropy = model(micro.input_ids, micro.positions, micro.targets, with_entropy, with_squares)
         share.update(_by_row(batch, rows, log_probs.cpu(), entropy.cpu()))
     return share
 
@@ -73,8 +76,10 @@ def merged(batch: TrainBatch, shares: Sequence[Share], with_entropy: bool) -> Lo
         rows.update(share)
     every = range(len(batch))
     log_probs = np.concatenate([rows[row][0] for row in every])
-    entropy = np.concatenate([rows[row][1] for row in every]) if with_entropy else None
-    return LogProbs(log_probs=log_probs, entropy=entropy)
+    spread = np.concatenate([rows[row][1] for row in every]) if with_entropy else None
+    if spread is None or spread.ndim == 1:
+        return LogProbs(log_probs=log_probs, entropy=spread)
+    return LogProbs(log_probs=log_probs, entropy=spread[:, 0], squares=spread[:, 1])
 
 
 def merged_values(batch: TrainBatch, shares: Sequence[ValueShare]) -> Float32:

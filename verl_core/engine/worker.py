@@ -67,7 +67,8 @@ class PolicyWorker(RankWorker):
     def old_log_probs(self, batch: TrainBatch) -> Share:
         """This rank's rows under the current weights, with entropy. Collective."""
         self._refuse_unsettled()
-        return score(self._model, self._ranks, batch, self._forward_budget, with_entropy=True)
+        squares = self._config.needs_squares
+        return score(self._model, self._ranks, batch, self._forward_budget, with_entropy=True, with_squares=squares)
 
     def ref_log_probs(self, batch: TrainBatch) -> Share:
         """This rank's rows under the reference. Collective.

@@ -26,7 +26,7 @@ def optimal_token_baseline(inputs: AdvantageInputs) -> Advantages:
     w is the squared norm of the gradient of log pi(a) to the logits; with importance weights rho it is multiplied by
     rho^2. Sums over a group are at the same position of the response, tool text included; a session that has ended
     has G = 0 and keeps its W. Where only one session of the group still runs, B = 0 (a lone session: everywhere).
-    Needs `old_log_probs` and `sum_pi_squared`.
+    The squared probabilities come with the old log-probs, so it cannot run in bypass mode.
 
     Source: Li et al. 2026, arXiv 2602.07078 (the logit-gradient proxy), in verl's form.
 

@@ -13,7 +13,8 @@ from verl_core.algorithms.advantages.sessions import Sessions
 def remax(inputs: AdvantageInputs) -> Advantages:
     """G_t = r_t + G_next; A_t = G_t - R of a greedy response to the same prompt; returns = G.
 
-    Works with one sample per prompt. Needs `greedy_rewards`.
+    Works with one sample per prompt. Each group has one session more than `rollout.n`, at temperature 0: it is scored
+    and never trained on. A group whose greedy response has no score is dropped.
 
     Source: Li et al. 2023, arXiv 2310.10505.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from verl_core.config.names import VALUE_ESTIMATORS
+from verl_core.config.names import GREEDY_ESTIMATORS, SQUARES_ESTIMATORS, VALUE_ESTIMATORS
 from verl_core.config.schema.actor import ActorConfig, ModelConfig, RefConfig
 from verl_core.config.schema.algorithm import AlgorithmConfig
 from verl_core.config.schema.cluster import RayConfig
@@ -49,6 +49,23 @@ class RunConfig:
         """Whether a critic exists in this run."""
         follows = self.algorithm.adv_estimator in VALUE_ESTIMATORS
         return follows if self.critic.enable is None else self.critic.enable
+
+    @property
+    def needs_squares(self) -> bool:
+        """Whether old log-probs come with the squared probabilities of their distribution, summed."""
+        return self.algorithm.adv_estimator in SQUARES_ESTIMATORS
+
+    @property
+    def greedy_session(self) -> int | None:
+        """Number of the session of a training group that is decoded greedily, to be a baseline and never trained on.
+        None where the estimator reads no such baseline."""
+        greedy = self.algorithm.adv_estimator in GREEDY_ESTIMATORS
+        return self.actor_rollout_ref.rollout.n if greedy else None
+
+    @property
+    def sessions_per_prompt(self) -> int:
+        """Sessions of a training group: rollout.n, and the greedy one."""
+        return self.actor_rollout_ref.rollout.n + (self.greedy_session is not None)
 
     @property
     def critic_path(self) -> str:

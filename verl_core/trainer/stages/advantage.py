@@ -19,19 +19,23 @@ from verl_core.algorithms.reward_kl import mean_kl, outcome_rewards, penalised_r
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import AlgorithmConfig
 from verl_core.errors import RewardError
+from verl_core.trainer.greedy import greedy_rewards, sampled_rows
 from verl_core.trainer.metrics import batch_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trajectory import Bool, Reward, Trajectory
 
 VALUES = "values"
+SQUARES = "sum_pi_squared"
 KL_COEF = "actor/reward_kl_penalty_coeff"
 
 
 def advantage(session: Session, step: int) -> StageOutput:
     """Old and reference log-probs, values, token rewards, advantages; persists the training batch."""
     scored = session.files.rewards(step)
-    batch = assemble(session.files.trajectories(step), scored)
+    trajectories, greedy = session.files.trajectories(step), session.config.greedy_session
+    batch = assemble(*sampled_rows(trajectories, scored, greedy))
+    baseline = greedy_rewards(batch, trajectories, scored, greedy)
     batch, metrics = _with_models(session, batch)
     started = time.perf_counter()
     algorithm = session.config.algorithm
@@ -46,7 +50,7 @@ def advantage(session: Session, step: int) -> StageOutput:
     if not algorithm.rollout_correction.effective.bypass_mode:
         batch, correction_metrics = corrected(batch, algorithm)
         metrics |= correction_metrics
-    batch = with_advantages(batch, algorithm, parts, sampled)
+    batch = with_advantages(batch, algorithm, parts, sampled, baseline)
     metrics |= batch_metrics(batch, sampled) | {"timing_s/adv": time.perf_counter() - started}
     return session.files.save_batch(step, batch, metrics, durable=algorithm.use_kl_in_reward)
 
@@ -120,13 +124,18 @@ def corrected(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[TrainBatch
 
 
 def with_advantages(
-    batch: TrainBatch, algorithm: AlgorithmConfig, parts: torch.Tensor | None = None, sampled: Bool | None = None
+    batch: TrainBatch,
+    algorithm: AlgorithmConfig,
+    parts: torch.Tensor | None = None,
+    sampled: Bool | None = None,
+    baseline: torch.Tensor | None = None,
 ) -> TrainBatch:
     """The batch with columns `advantages` and `returns`, by the configured estimator.
 
     Args:
         parts: float32 [B, K], from `reward_parts`.
         sampled: bool flat, the response mask before any rejection; None = nothing was rejected.
+        baseline: float32 [B], score of the greedy response to each row's prompt, where the estimator wants it.
     """
     own = batch.response_mask if sampled is None else sampled
     inputs = AdvantageInputs(
@@ -144,6 +153,9 @@ def with_advantages(
         part_weights=tuple(algorithm.gdpo_reward_weights) or None,
         values=batch.padded(VALUES) if VALUES in batch.columns else None,
         is_weights=batch.padded(WEIGHTS) if WEIGHTS in batch.columns else None,
+        greedy_rewards=baseline,
+        old_log_probs=batch.padded("old_log_probs") if SQUARES in batch.columns else None,
+        sum_pi_squared=batch.padded(SQUARES) if SQUARES in batch.columns else None,
     )
     result = ADVANTAGES.get(algorithm.adv_estimator)(inputs)
     batch = batch.with_column("advantages", batch.flat(result.advantages))
@@ -160,6 +172,8 @@ def _with_models(session: Session, batch: TrainBatch) -> tuple[TrainBatch, dict[
         batch = batch.with_column("old_log_probs", old.log_probs)
         if old.entropy is not None:
             batch = batch.with_column("entropy", old.entropy)
+        if old.squares is not None:
+            batch = batch.with_column(SQUARES, old.squares)
     if session.config.needs_reference:
         with session.training("ref", metrics):
             reference = session.policy.ref_log_probs(batch)

@@ -32,8 +32,17 @@ def reward(session: Session, step: int) -> StageOutput:
     else:
         rewards = _failures_again(session, trajectories, scored)
         check_budget(rewards, session.config.reward.error_budget)
-    metrics = {**reward_metrics(rewards), "timing_s/reward": time.perf_counter() - started}
+    metrics = {**_metrics(session, trajectories, rewards), "timing_s/reward": time.perf_counter() - started}
     return session.files.save_rewards(step, rewards, metrics)
+
+
+def _metrics(session: Session, trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, float]:
+    """Of the sampled responses; a greedy baseline's mean score has a name of its own."""
+    greedy = session.config.greedy_session
+    pairs = list(zip(trajectories, rewards, strict=True))
+    metrics = reward_metrics([reward for row, reward in pairs if row.session != greedy])
+    baseline = [reward.score for row, reward in pairs if row.session == greedy and not reward.quarantined]
+    return metrics | ({"critic/greedy_score/mean": sum(baseline) / len(baseline)} if baseline else {})
 
 
 def _failures_again(session: Session, rows: Sequence[Trajectory], rewards: Sequence[Reward]) -> list[Reward]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from verl_core.record.step_record import StepRecord, code_version
+from verl_core.trainer.greedy import without_baseline
 from verl_core.trainer.session import OVERLAP, Session
 from verl_core.trainer.stage import StageOutput
 from verl_core.trainer.stages.reward import unscored_groups
@@ -42,6 +43,7 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
         step, metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories)
     )
     unscored = unscored_groups(trajectories, rewards)
+    unscored |= without_baseline(trajectories, rewards, session.config.greedy_session)
     trained = list(dict.fromkeys(row.uid for row in trajectories if row.uid not in unscored))
     output = session.files.save_record(_record(session, draft, trajectories, rewards, trained, metrics), metrics)
     for uid, reason in unscored.items():
