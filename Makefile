@@ -105,7 +105,7 @@ out/verl-venv/.installed: $(STAMP)
 	@mkdir -p out && $(PY) -m venv --without-pip out/verl-venv
 	@packages="$$(echo $(CURDIR)/out/verl-venv/lib/python3*/site-packages)"; \
 	echo $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$packages/project.pth"; \
-	$(PY) -m pip install -qq --disable-pip-version-check --no-deps $(PIP_ARGS) --target "$$packages" verl==0.9.1
+	$(PY) -m pip install -qq --disable-pip-version-check --no-deps $(PIP_ARGS) --target "$$packages" verl==0.9.1 codetiming orjson
 	@touch $@
 
 bench-core: env ## the costs of the core, out/bench_core.json
