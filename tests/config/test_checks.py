@@ -318,6 +318,26 @@ CONTRADICTIONS = [
     (["data.val_files=[a.parquet]"], "data.val_files: given without data.train_files"),
     (["actor_rollout_ref.model.path=x"], "warm_start.enable: actor_rollout_ref.model.path is given too"),
     (["warm_start.enable=false"], "actor_rollout_ref.model.path: no model"),
+    (
+        ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[]"],
+        "actor_rollout_ref.model.target_modules: an empty list trains nothing",
+    ),
+    (
+        ["actor_rollout_ref.model.lora_rank=8", f"{ROLLOUT}.update_weights_backend=nccl"],
+        f"{ROLLOUT}.update_weights_backend: nccl replaces whole weights, and actor_rollout_ref.model.lora_rank=8",
+    ),
+    (
+        ["actor_rollout_ref.model.lora_rank=600"],
+        "actor_rollout_ref.model.lora_rank: vLLM takes adapters of rank 512 at most, got 600",
+    ),
+    (
+        [
+            "actor_rollout_ref.model.lora_rank=8",
+            "actor_rollout_ref.model.lora.merge=true",
+            "actor_rollout_ref.model.lora_adapter_path=x",
+        ],
+        "actor_rollout_ref.model.lora_adapter_path: with actor_rollout_ref.model.lora.merge=true servers would start",
+    ),
     (["warm_start.hidden_size=40"], "warm_start.hidden_size: must be a multiple of 32"),
 ]
 
@@ -362,6 +382,12 @@ WITHOUT_EFFECT = [
         ["algorithm.adv_estimator=gae"],
         ["algorithm.adv_estimator=gae", "critic.optim.lr_scheduler_type=cosine"],
     ),
+    ("actor_rollout_ref.model.lora_alpha=8", [], ["actor_rollout_ref.model.lora_rank=8"]),
+    ("actor_rollout_ref.model.target_modules=[q_proj]", [], ["actor_rollout_ref.model.lora_rank=8"]),
+    ("actor_rollout_ref.model.exclude_modules=[q_proj]", [], ["actor_rollout_ref.model.lora_rank=8"]),
+    ("actor_rollout_ref.model.lora_adapter_path=x", [], ["actor_rollout_ref.model.lora_rank=8"]),
+    ("actor_rollout_ref.model.lora.merge=true", [], ["actor_rollout_ref.model.lora_rank=8"]),
+    ("actor_rollout_ref.model.lora.save_merged=true", [], ["actor_rollout_ref.model.lora_rank=8"]),
     (f"{ROLLOUT}.scripted_delay_s=0.1", [], [f"{ROLLOUT}.name=scripted"]),
     (f"{ROLLOUT}.engine_process=inproc", [f"{ROLLOUT}.name=scripted"], []),
     (f"{ROLLOUT}.enable_prefix_caching=false", [f"{ROLLOUT}.name=scripted"], []),

@@ -48,9 +48,12 @@ _SEED = Range(0, _MAX_SEED)
 _BETA = Range(0, 1, high_open=True)
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
 _SWITCH = "trainer.v1.separate_async.hybrid_rollout"
 
 RANGES: dict[str, Range] = {
+    f"{_MODEL}.lora_rank": _NATURAL,
+    f"{_MODEL}.lora_alpha": _COUNT,
     "data.prepare.train_size": _NATURAL,
     "data.prepare.val_size": _NATURAL,
     "data.prepare.seed": _SEED,

@@ -77,6 +77,11 @@ def copy_tokenizer(path: str, folder: str) -> None:
 
 
 def _check_folder(place: Path, key: str) -> None:
+    if (place / "adapter_config.json").is_file() and not (place / "config.json").is_file():
+        raise ModelError(
+            f"{key}={str(place)!r} is an adapter, not a model. Name its base there and the adapter in "
+            "actor_rollout_ref.model.lora_adapter_path, or merge them: python -m verl_core.engine.merging"
+        )
     if not (place / "config.json").is_file():
         raise ModelError(
             f"{key}={str(place)!r} is not a model folder: it has no config.json. "

@@ -27,6 +27,10 @@ class Network(nn.Module):
         super().__init__()
         self.lm, self.compute_dtype = lm, compute_dtype
 
+    def saved_name(self, name: str) -> str:
+        """The name under which `write` and `read` know the parameter `name`."""
+        return name.removeprefix(PREFIX)
+
     def write(self, folder: str, tensors: dict[str, torch.Tensor]) -> None:
         """Put `tensors`, whole and under the names of `read`, into a folder."""
         self.lm.save_pretrained(folder, state_dict=tensors)

@@ -1,9 +1,10 @@
-"""Which sender the policy publishes with. Invariant: all tensors go out under Hugging Face names, tied ones once, in
-`actor_rollout_ref.model.dtype`, in the model's order."""
+"""What the policy publishes, and with which sender. Invariant: all tensors go out under Hugging Face names, tied ones
+once, in `actor_rollout_ref.model.dtype`, in the model's order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -36,6 +37,31 @@ def folder_sender(config: RunConfig, device: torch.device, folder: str) -> Sende
     return lambda rank, named: sender_for(backend, bucket_bytes, folder=folder) if rank == 0 else None
 
 
+class Outgoing(Protocol):
+    """Tensors to publish. `declared` and `tensors` agree on names, shapes and order."""
+
+    def declared(self) -> list[tuple[str, torch.Size]]:
+        """Name and full shape of each."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and full tensor, one at a time. Collective."""
+
+
+class TrainedWeights:
+    """What is trained, as it is."""
+
+    def __init__(self, model: Network) -> None:
+        self._model = model
+
+    def declared(self) -> list[tuple[str, torch.Size]]:
+        """See Outgoing."""
+        return [(name, parameter.shape) for name, parameter in trained(self._model)]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See Outgoing."""
+        return whole_parameters(self._model)
+
+
 class Publisher:
     """Gathers the weights over the ranks and hands them to the sender.
 
@@ -44,8 +70,8 @@ class Publisher:
         factory: makes the rank's sender at the first publication.
     """
 
-    def __init__(self, model: Network, ranks: Ranks, dtype: torch.dtype, factory: SenderFactory | None) -> None:
-        self._model, self._ranks, self._dtype = model, ranks, dtype
+    def __init__(self, outgoing: Outgoing, ranks: Ranks, dtype: torch.dtype, factory: SenderFactory | None) -> None:
+        self._outgoing, self._ranks, self._dtype = outgoing, ranks, dtype
         self._factory = factory
         self._sender: WeightSender | None = None
         self._ready = False
@@ -68,7 +94,8 @@ class Publisher:
             )
         if not self._ready:
             declared = [
-                (name, torch.empty(p.shape, dtype=self._dtype, device="meta")) for name, p in trained(self._model)
+                (name, torch.empty(shape, dtype=self._dtype, device="meta"))
+                for name, shape in self._outgoing.declared()
             ]
             self._sender, self._ready = self._factory(self._ranks.rank, declared), True
         named = self._named()
@@ -85,5 +112,5 @@ class Publisher:
         self._sender, self._ready = None, False
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in whole_parameters(self._model):
+        for name, tensor in self._outgoing.tensors():
             yield name, tensor.to(self._dtype)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from verl_core.engine.network import PREFIX, Network
+from verl_core.engine.network import Network
 from verl_core.engine.ranks import Ranks
 
 
@@ -41,8 +41,8 @@ def shard(model: Network, ranks: Ranks) -> None:
 
 
 def trained(model: Network) -> list[tuple[str, nn.Parameter]]:
-    """Parameters by Hugging Face name, tied ones once, in the model's order."""
-    return [(name.removeprefix(PREFIX), parameter) for name, parameter in model.named_parameters()]
+    """Parameters that are trained, by the name they are saved under, tied ones once, in the model's order."""
+    return [(model.saved_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from verl_core.engine.objective import Piece
 from verl_core.engine.plan import Rows, mini_batches, rank_plans
 from verl_core.engine.ranks import Ranks
 from verl_core.engine.schedule import Schedule
-from verl_core.engine.sharding import clip_gradients
+from verl_core.engine.sharding import clip_gradients, trained
 from verl_core.engine.tally import Tally
 from verl_core.engine.training import SECTIONS, Role, Training
 from verl_core.errors import PolicyError
@@ -41,7 +41,7 @@ class Updater:
 
     Attributes:
         updates_done: optimizer steps since the start of the run; the schedule's clock.
-        optimizer: AdamW; weight decay on every parameter.
+        optimizer: AdamW over what is trained; weight decay on all of it.
     """
 
     def __init__(self, model: Network, ranks: Ranks, training: Training, seed: int) -> None:
@@ -50,7 +50,7 @@ class Updater:
         optim = training.optim
         self._schedule = Schedule(optim, training.horizon)
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            [parameter for _, parameter in trained(model)],
             lr=optim.lr,
             betas=(optim.betas[0], optim.betas[1]),
             eps=optim.eps,

@@ -1,4 +1,5 @@
-"""PolicyWorker: one rank of the policy, with the frozen reference and the sender of its weights."""
+"""PolicyWorker: one rank of the policy, with the frozen reference and the sender of its weights. Invariant: with an
+adapter the reference is the policy without it, and no second model is held."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from typing import ClassVar
 
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import RunConfig
+from verl_core.engine.adapted import AdaptedPolicy, MergedWeights
 from verl_core.engine.loading import load_model
 from verl_core.engine.model import PolicyModel, check_head
-from verl_core.engine.publishing import DTYPES, Publisher, SenderFactory, folder_sender
+from verl_core.engine.publishing import DTYPES, Outgoing, Publisher, SenderFactory, TrainedWeights, folder_sender
 from verl_core.engine.rank_worker import RankWorker
 from verl_core.engine.scorer import Share, score
 from verl_core.engine.sharding import shard
 from verl_core.engine.training import Training, policy_training
+from verl_core.weights.adapter import adapter_of
 from verl_core.weights.interface import WeightManifest
 
 
@@ -59,10 +62,11 @@ class PolicyWorker(RankWorker):
     def start(self, host: str = "", port: int = 0) -> None:
         """See RankWorker; also the reference and the sender."""
         super().start(host, port)
-        self._reference = self._frozen() if self._config.needs_reference else None
+        apart = self._config.needs_reference and not isinstance(self._model, AdaptedPolicy)
+        self._reference = self._frozen() if apart else None
         factory = folder_sender(self._config, self._ranks.device, self._folder)
         dtype = DTYPES[self._config.actor_rollout_ref.model.dtype]
-        self._publisher = Publisher(self._model, self._ranks, dtype, factory)
+        self._publisher = Publisher(self._outgoing(), self._ranks, dtype, factory)
 
     def old_log_probs(self, batch: TrainBatch) -> Share:
         """This rank's rows under the current weights, with entropy. Collective."""
@@ -76,8 +80,11 @@ class PolicyWorker(RankWorker):
         Raises:
             ValueError: the run has no reference.
         """
-        if self._reference is None:
+        if not self._config.needs_reference:
             raise ValueError("this run has no reference: set algorithm.use_kl_in_reward or actor.use_kl_loss")
+        if isinstance(self._model, AdaptedPolicy):
+            with self._model.off():
+                return score(self._model, self._ranks, batch, self._forward_budget, with_entropy=False)
         return score(self._reference, self._ranks, batch, self._forward_budget, with_entropy=False)
 
     def publish(self, version: int) -> WeightManifest | None:
@@ -108,9 +115,16 @@ class PolicyWorker(RankWorker):
         return self._config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
 
     def _read(self) -> PolicyModel:
-        temperature = self._config.actor_rollout_ref.rollout.temperature
-        model = load_model(self.start_folder)
-        return PolicyModel(model, temperature, DTYPES[self._config.actor_rollout_ref.model.dtype])
+        settings, temperature = self._config.actor_rollout_ref.model, self._config.actor_rollout_ref.rollout.temperature
+        model, dtype, adapter = load_model(self.start_folder), DTYPES[settings.dtype], adapter_of(settings)
+        if adapter is None:
+            return PolicyModel(model, temperature, dtype)
+        seed, merged = self._config.trainer.seed, settings.lora.save_merged
+        return AdaptedPolicy(model, temperature, dtype, adapter, self.start_folder, seed, merged)
+
+    def _outgoing(self) -> Outgoing:
+        merges = isinstance(self._model, AdaptedPolicy) and self._config.actor_rollout_ref.model.lora.merge
+        return MergedWeights(self._model) if merges else TrainedWeights(self._model)
 
     def _frozen(self) -> PolicyModel:
         reference = self._read()

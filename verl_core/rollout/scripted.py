@@ -27,6 +27,7 @@ from verl_core.rollout.scripted_lengths import length_draw
 from verl_core.rollout.scripted_model import ScriptedModel
 from verl_core.rollout.scripted_sampling import choose
 from verl_core.trajectory import Segment, StopReason
+from verl_core.weights.adapter import served_adapter
 from verl_core.weights.interface import WeightManifest
 from verl_core.weights.receiving import received
 
@@ -77,13 +78,14 @@ class ScriptedEngine:
         self._running: set[_Request] = set()
         self._slots = asyncio.Semaphore(self._rollout.max_num_seqs)
         self._lengths = length_draw(config)
+        self._adapter = served_adapter(config.actor_rollout_ref.model)
         self._awake = asyncio.Event()
         self._closed = False
         self._staged: tuple[int, dict[str, torch.Tensor]] | None = None
 
     async def start(self) -> None:
         """Load the model. Raises ModelError: lengths are drawn, and the model has no end token to give them."""
-        loaded = await self._in_thread(lambda: ScriptedModel(self._path))
+        loaded = await self._in_thread(lambda: ScriptedModel(self._path, self._adapter))
         if self._lengths is not None and not loaded.end_ids:
             raise ModelError(
                 f"{self._path} names no end token, and rollout.scripted_lengths needs one. Set eos_token_id in its "

@@ -14,6 +14,7 @@ import torch
 
 from verl_core.errors import ModelError
 from verl_core.rollout.prefix_states import PrefixState, PrefixStates
+from verl_core.weights.adapter import AdapterSpec, ExpectedAdapter, delta, modules_in
 from verl_core.weights.expected import ExpectedWeights
 
 _KEPT_BYTES = 256 << 20  # some thousand states of a tiny policy: siblings and repeated prompts share their work
@@ -22,20 +23,29 @@ _KEPT_BYTES = 256 << 20  # some thousand states of a tiny policy: siblings and r
 class ScriptedModel:
     """A Hugging Face causal LM folder, for inference on a CPU.
 
+    Args:
+        adapter: what is pushed is an adapter, not whole weights.
+
     Attributes:
         end_ids: tokens that end a response, from generation_config.json, else config.json.
         ends: bool [V]; the same.
         vocab_size: ids below it are valid.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, adapter: AdapterSpec | None = None) -> None:
         import transformers  # heavy, and only this engine needs it
 
         if not os.path.isdir(folder):
             raise ModelError(f"no model folder at {folder}. Set actor_rollout_ref.model.path to a Hugging Face folder.")
-        self._expected = ExpectedWeights.from_folder(folder)
+        fits = None if adapter is None else ExpectedAdapter.from_folder(adapter, folder)
+        self._expected = fits or ExpectedWeights.from_folder(folder)
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model = loaded.eval().requires_grad_(False)
+        own = self._model.state_dict()
+        self._adapter = adapter
+        self._base = {} if fits is None else {f"{m}.weight": own[f"{m}.weight"].clone() for m in modules_in(fits.shapes)}
+        if fits is not None and adapter is not None:
+            self._load(self._merged(fits.start(adapter)))
         self._new_cache: Callable[[], Any] = lambda: transformers.DynamicCache(config=loaded.config)
         self._states = PrefixStates(_KEPT_BYTES)
         self.vocab_size = int(loaded.get_input_embeddings().num_embeddings)
@@ -67,21 +77,31 @@ class ScriptedModel:
         """What `install` may be given; touches nothing, so any thread may ask.
 
         Args:
-            tensors: by Hugging Face name.
+            tensors: by Hugging Face name; an adapter where one is served.
 
         Raises:
             WeightError: the set is not complete, fits another model, or is not finite.
         """
-        return self._expected.check(tensors)
+        found = self._expected.check(tensors)
+        return found if self._adapter is None else self._merged(found)
 
     def install(self, complete: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights.
+        """Replace all weights that change.
 
         Args:
             complete: what `checked` gave; copied.
         """
+        self._load(complete)
+        self._states.clear()
+
+    def _load(self, complete: Mapping[str, torch.Tensor]) -> None:
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete.items():
                 own[name].copy_(tensor)
-        self._states.clear()
+
+    def _merged(self, adapter: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The adapted weights, whole."""
+        scaling = 1.0 if self._adapter is None else self._adapter.scaling
+        modules = modules_in(adapter)
+        return {f"{m}.weight": self._base[f"{m}.weight"] + delta(adapter, m, scaling) for m in modules}

@@ -55,10 +55,10 @@ class ExpectedWeights:
         """
         unknown = [name for name in tensors if name not in self.shapes and not (self.tied and name == HEAD)]
         if unknown:
-            raise WeightError(f"the model has no weights named {_some(unknown)}; was another model trained?")
+            raise WeightError(f"the model has no weights named {named(unknown)}; was another model trained?")
         missing = [name for name in self.shapes if name not in tensors]
         if missing:
-            raise WeightError(f"weights are missing: {_some(missing)}; every publication must be complete")
+            raise WeightError(f"weights are missing: {named(missing)}; every publication must be complete")
         for name, shape in self.shapes.items():
             if tuple(tensors[name].shape) != shape:
                 raise WeightError(f"{name} has shape {tuple(tensors[name].shape)}, the model has {shape}")
@@ -93,6 +93,7 @@ def _tied(folder: Path) -> bool:
     return bool(config.get("tie_word_embeddings", True))  # absent means tied: the default of Hugging Face configs
 
 
-def _some(names: list[str], limit: int = 3) -> str:
+def named(names: list[str], limit: int = 3) -> str:
+    """The first few of them, for a message."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

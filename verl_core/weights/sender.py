@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, cast, get_args
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError, WeightError
+from verl_core.weights.adapter import served_adapter
 from verl_core.weights.device import DeviceGroup, DeviceSender
 from verl_core.weights.interface import Backend, TensorSpec, WeightSender
 from verl_core.weights.shm import ShmSender
@@ -28,12 +29,18 @@ def run_backend(config: RunConfig, device: str) -> Backend:
     if is_stored(config):
         return "store"
     apart = config.trainer.v1.trainer_mode == "separate_async"
-    return backend_of(config.actor_rollout_ref.rollout.update_weights_backend, device, apart)
+    asked = config.actor_rollout_ref.rollout.update_weights_backend
+    if asked == "auto" and served_adapter(config.actor_rollout_ref.model) is not None:
+        return "shm"  # engines know how to replace whole weights between devices, not an adapter; it is small
+    return backend_of(asked, device, apart)
 
 
 def is_stored(config: RunConfig) -> bool:
-    """Whether weights go through the run directory: when asked for, and between two Ray clusters."""
+    """Whether weights go through the run directory: when asked for, between two Ray clusters, and for an adapter that
+    several hosts train."""
     asked = config.actor_rollout_ref.rollout.update_weights_backend
+    if asked == "auto" and config.trainer.nnodes > 1 and served_adapter(config.actor_rollout_ref.model) is not None:
+        return True  # an adapter goes through memory or storage, and there is no memory that all hosts share
     return asked == "store" or (asked == "auto" and config.ray.mode == "split")
 
 

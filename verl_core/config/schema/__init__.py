@@ -3,7 +3,7 @@
 A key exists here only if something reads it. Names are verl's where the thing is the same.
 """
 
-from verl_core.config.schema.actor import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig, RefConfig
+from verl_core.config.schema.actor import ActorConfig, LoraConfig, ModelConfig, OptimConfig, PolicyLossConfig, RefConfig
 from verl_core.config.schema.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig
 from verl_core.config.schema.async_modes import (
     ColocateAsyncConfig,
@@ -37,6 +37,7 @@ __all__ = [
     "GroupConfig",
     "HybridRolloutConfig",
     "KLControlConfig",
+    "LoraConfig",
     "ModelConfig",
     "MultiTurnConfig",
     "OptimConfig",

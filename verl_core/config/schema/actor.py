@@ -7,17 +7,39 @@ from typing import Literal
 
 
 @dataclass
+class LoraConfig:
+    """Attributes:
+    merge: publish whole weights with the adapter in them instead of the adapter alone.
+    save_merged: checkpoints also hold the merged model, in a folder `merged` that plain transformers loads.
+    """
+
+    merge: bool = False
+    save_merged: bool = False
+
+
+@dataclass
 class ModelConfig:
     """Attributes:
     path: folder of a Hugging Face causal LM with tokenizer and chat template; a `.gguf` file works too.
     dtype: of the matrix products while training, and of the published weights. Trained parameters and optimizer stay
         float32.
     enable_gradient_checkpointing: recompute activations in the backward pass.
+    lora_rank: above 0, only a low-rank adapter of this rank is trained.
+    lora_alpha: the adapter counts lora_alpha / lora_rank.
+    target_modules: `all-linear`, or names of linear layers that carry it.
+    exclude_modules: names of linear layers that do not.
+    lora_adapter_path: adapter folder to start from; null = B is zero, so the policy starts as the model at `path`.
     """
 
     path: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     enable_gradient_checkpointing: bool = False
+    lora_rank: int = 0
+    lora_alpha: int = 16
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    exclude_modules: list[str] | None = None
+    lora_adapter_path: str | None = None
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 
 from verl_core.deadline import Deadline
 from verl_core.errors import WeightError
+from verl_core.weights.adapter import ExpectedAdapter
 from verl_core.weights.expected import ExpectedWeights
 from verl_core.weights.interface import WeightManifest
 from verl_core.weights.receiving import mapped
@@ -44,10 +45,10 @@ class Staging:
     """Holds one push at most.
 
     Args:
-        expected: what a complete set of weights is.
+        expected: what a complete set of weights, or a complete adapter, is.
     """
 
-    def __init__(self, expected: ExpectedWeights) -> None:
+    def __init__(self, expected: ExpectedWeights | ExpectedAdapter) -> None:
         self._expected = expected
         self._thread = ThreadPoolExecutor(1, "weight-staging")
         self._push: Future[_Held] | None = None

@@ -14,10 +14,13 @@ from typing import Any
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import ModelError
+from verl_core.weights.adapter import AdapterSpec, server_rank, served_adapter
+from verl_core.weights.interface import PULLED
 from verl_core.weights.sender import run_backend
 
 WORKER_EXTENSION = "verl_core.rollout.engines.vllm_worker.WorkerExtension"
 SHM_BACKEND = "verl_shm"
+ADAPTER_KEY = "verl_adapter"
 DEFAULT_KV_BYTES = 256 << 20
 SMALL_MODEL_BYTES = 64 << 20
 CPU_BATCHED_TOKENS = 4096
@@ -67,8 +70,9 @@ def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "generation_config": "vllm",
         "disable_log_stats": True,
         "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": WeightTransferConfig(backend=SHM_BACKEND if backend == "shm" else backend),
+        "weight_transfer_config": WeightTransferConfig(backend=SHM_BACKEND if backend in PULLED else backend),
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        **adapter_arguments(served_adapter(config.actor_rollout_ref.model)),
     }
     if device == "cpu":
         return common | {
@@ -85,6 +89,18 @@ def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "dtype": rollout.dtype,
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "enable_sleep_mode": True,
+    }
+
+
+def adapter_arguments(adapter: AdapterSpec | None) -> dict[str, Any]:
+    """What makes vLLM keep room for the policy's adapter; the worker reads `additional_config`."""
+    if adapter is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": server_rank(adapter.rank),
+        "additional_config": {ADAPTER_KEY: adapter.to_dict()},
     }
 
 

@@ -19,10 +19,12 @@ from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead, RolloutError, VerlError, WeightError
 from verl_core.rollout.engines.staging import Account, until_staged
+from verl_core.rollout.engines.vllm_adapter import adapter_request
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
 from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
 from verl_core.rollout.interface import Generation, SamplingParams
-from verl_core.weights.interface import WeightManifest
+from verl_core.weights.adapter import served_adapter
+from verl_core.weights.interface import PULLED, WeightManifest
 from verl_core.weights.manifest import to_dict
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class VllmAsyncEngine:
     def __init__(self, config: RunConfig, device: str) -> None:
         self.version = 0
         self._config, self._device = config, device
+        self._adapter = served_adapter(config.actor_rollout_ref.model)
         self._llm: Any = None
         self._limits: RequestLimits | None = None
         self._serial, self._running = itertools.count(), 0
@@ -54,6 +57,8 @@ class VllmAsyncEngine:
         stops = tuple(stop_token_ids(self._config.actor_rollout_ref.model.path))
         self._limits = RequestLimits(int(model.max_model_len), int(model.get_vocab_size()), stops)
         await self._control("set the weight version", self._llm.update_weight_version(str(self.version)))
+        if self._adapter is not None:
+            await self._control("take the adapter", self._llm.collective_rpc("verl_start_adapter"))
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """See RolloutEngine."""
@@ -67,7 +72,8 @@ class VllmAsyncEngine:
         name, last = f"{request_id}#{next(self._serial)}", None
         self._running += 1
         try:
-            async for output in self._llm.generate(tokens_input(ids), sampling, name):
+            adapter = adapter_request(self._adapter)
+            async for output in self._llm.generate(tokens_input(ids), sampling, name, lora_request=adapter):
                 last = output
         except EngineDeadError as error:
             raise EngineDead(f"the inference engine died while {request_id} ran") from error
@@ -92,6 +98,7 @@ class VllmAsyncEngine:
 
     async def sleep(self, level: int = 1) -> None:
         """See RolloutEngine. Level 1 keeps the weights in host memory, level 2 drops them: push before waking."""
+        level = level if self._adapter is None else 1  # nothing that is pushed later would bring the base back
         await self._control("sleep", self._llm.sleep(level=level))
         self._asleep = level
         self._weights_lost = level >= 2 and self._device == "cuda"
@@ -110,7 +117,7 @@ class VllmAsyncEngine:
     async def stage_weights(self, manifest: WeightManifest) -> None:
         """See RolloutEngine."""
         self._staged = None
-        if manifest.backend != "shm":
+        if manifest.backend not in PULLED:
             raise WeightError(f"weights by {manifest.backend} come through `transfer`, not by manifest")
         seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
         try:
@@ -134,6 +141,9 @@ class VllmAsyncEngine:
         version, self._staged = self._staged, None
         await self._memory_for_weights()
         await self._pause()
+        if self._adapter is not None:
+            await self._load(version)
+            return
         try:
             await self._control("open the update", self._llm.start_weight_update())
             await self._control("take the weights", self._llm.update_weights(_update_request({"version": version})))
@@ -209,7 +219,12 @@ class VllmAsyncEngine:
     async def _load(self, version: int) -> None:
         """The one moment of change. An error in here leaves no usable engine."""
         try:
-            await self._control("load the weights", self._llm.finish_weight_update(weight_version=str(version)))
+            if self._adapter is None:
+                await self._control("load the weights", self._llm.finish_weight_update(weight_version=str(version)))
+            else:
+                swapped = self._llm.collective_rpc("verl_swap_adapter", args=(version,))
+                await self._control("load the adapter", swapped)
+                await self._control("set the weight version", self._llm.update_weight_version(str(version)))
             if self._tainted:
                 await self._control("zero the cache", self._llm.collective_rpc("verl_zero_kv"))
             await self._control("reset the cache", self._llm.reset_prefix_cache(reset_running_requests=True))

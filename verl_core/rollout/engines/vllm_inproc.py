@@ -18,10 +18,12 @@ from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead, RolloutError, WeightError
 from verl_core.rollout.engines.staging import Account, until_staged
 from verl_core.rollout.engines.step_loop import StepLoop
+from verl_core.rollout.engines.vllm_adapter import adapter_request
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
 from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
 from verl_core.rollout.interface import Generation, SamplingParams
-from verl_core.weights.interface import WeightManifest
+from verl_core.weights.adapter import served_adapter
+from verl_core.weights.interface import PULLED, WeightManifest
 from verl_core.weights.manifest import to_dict
 
 T = TypeVar("T")
@@ -32,7 +34,7 @@ class VllmInprocEngine:
 
     def __init__(self, config: RunConfig) -> None:
         self.version = 0
-        self._config = config
+        self._config, self._adapter = config, served_adapter(config.actor_rollout_ref.model)
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._serial = itertools.count()
         self._tainted = False
@@ -62,7 +64,10 @@ class VllmInprocEngine:
         answer: asyncio.Future[Generation] = self._loop.create_future()
         self._waiting[name] = answer
         try:
-            added = self._steps.submit(lambda engine: engine.add_request(name, _tokens(ids), sampling))
+            adapter = adapter_request(self._adapter)
+            added = self._steps.submit(
+                lambda engine: engine.add_request(name, _tokens(ids), sampling, lora_request=adapter)
+            )
             added.add_done_callback(lambda done: self._refused(name, done.exception()))
             return await answer
         finally:
@@ -84,8 +89,8 @@ class VllmInprocEngine:
     async def stage_weights(self, manifest: WeightManifest) -> None:
         """See RolloutEngine."""
         self._staged = None
-        if manifest.backend != "shm":
-            raise WeightError(f"an engine on a CPU takes weights through shm, not {manifest.backend}")
+        if manifest.backend not in PULLED:
+            raise WeightError(f"an engine on a CPU takes weights through shm or store, not {manifest.backend}")
         seconds = self._config.actor_rollout_ref.rollout.request_timeout_s
         began = await self._command(lambda engine: _ask_worker(engine, "verl_stage", to_dict(manifest)))
         await until_staged(
@@ -137,6 +142,8 @@ class VllmInprocEngine:
         gc.freeze()  # vLLM collects five times while it starts; the imported heap need not be walked each time
         engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self._config, "cpu")))
         engine.set_weight_version(str(self.version))
+        if self._adapter is not None:
+            engine.collective_rpc("verl_start_adapter")
         model = engine.vllm_config.model_config
         stops = tuple(stop_token_ids(self._config.actor_rollout_ref.model.path))
         self._limits = RequestLimits(int(model.max_model_len), int(model.get_vocab_size()), stops)
@@ -155,18 +162,27 @@ class VllmInprocEngine:
         self._deliver(outputs)
         return len(outputs)
 
-    def _swap(self, engine: Any, version: int) -> None:
+    def _take(self, engine: Any, version: int) -> None:
         engine.collective_rpc("start_weight_update")
         try:
             engine.collective_rpc("update_weights", kwargs={"update_info": {"version": version}})
         except (ValueError, RuntimeError, OSError) as error:
             raise WeightError(f"weight version {version} cannot be received: {error}") from error
+
+    def _swap(self, engine: Any, version: int) -> None:
+        if self._adapter is None:
+            self._take(engine, version)
         try:
-            engine.collective_rpc("finish_weight_update")
+            if self._adapter is None:
+                engine.collective_rpc("finish_weight_update")
+            else:
+                engine.collective_rpc("verl_swap_adapter", args=(version,))
             if self._tainted:
                 engine.collective_rpc("verl_zero_kv")
             engine.reset_prefix_cache(reset_running_requests=True)
             engine.set_weight_version(str(version))
+        except WeightError:
+            raise  # nothing was touched
         except Exception as error:
             raise EngineDead(f"loading weight version {version} broke the engine: {error!r}") from error
         self._tainted, self.version = False, version

@@ -24,7 +24,10 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from verl_core.rollout.engines.staging import Account, Staging
-from verl_core.rollout.engines.vllm_args import SHM_BACKEND
+from verl_core.errors import WeightError
+from verl_core.rollout.engines.vllm_adapter import install
+from verl_core.rollout.engines.vllm_args import ADAPTER_KEY, SHM_BACKEND
+from verl_core.weights.adapter import AdapterSpec, ExpectedAdapter
 from verl_core.weights.expected import ExpectedWeights
 from verl_core.weights.manifest import from_dict
 
@@ -51,7 +54,14 @@ class ShmTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.staging = Staging(ExpectedWeights.from_folder(self.model_config.model))
+        self.adapter = adapter_in(self.vllm_config)
+        folder = self.model_config.model
+        self.expected: ExpectedWeights | ExpectedAdapter = (
+            ExpectedWeights.from_folder(folder)
+            if self.adapter is None
+            else ExpectedAdapter.from_folder(self.adapter, folder)
+        )
+        self.staging = Staging(self.expected)
         self._taken: dict[str, torch.Tensor] = {}
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
@@ -83,6 +93,12 @@ class ShmTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         self.staging.close()
 
 
+def adapter_in(vllm_config: Any) -> AdapterSpec | None:
+    """The adapter that `vllm_args` wrote down for this engine."""
+    found = (vllm_config.additional_config or {}).get(ADAPTER_KEY)
+    return None if found is None else AdapterSpec.from_dict(found)
+
+
 def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack a tied output layer again from the embedding (float32 linears are packed copies on a CPU)."""
     if not current_platform.is_cpu():
@@ -106,10 +122,36 @@ class WorkerExtension:
         """How far it is."""
         return self._staging.account()
 
+    def verl_start_adapter(self) -> None:
+        """Hold the adapter that the run starts from. Raises ModelError: it cannot be read."""
+        spec, expected = self._engine.adapter, self._engine.expected
+        if spec is not None and isinstance(expected, ExpectedAdapter):
+            install(self.model_runner, spec, expected.start(spec))
+
+    def verl_swap_adapter(self, version: int) -> None:
+        """Replace the adapter by the staged one.
+
+        Raises:
+            WeightError: it is not there; nothing was touched.
+        """
+        spec = self._engine.adapter
+        if spec is None:
+            raise WeightError("this engine serves whole weights, not an adapter")
+        tensors = self._staging.take(version)
+        try:
+            install(self.model_runner, spec, tensors)
+        finally:
+            del tensors
+            self._staging.drop()
+
+    @property
+    def _engine(self) -> ShmTransferEngine:
+        engine: ShmTransferEngine = self.weight_transfer_engine
+        return engine
+
     @property
     def _staging(self) -> Staging:
-        engine: ShmTransferEngine = self.weight_transfer_engine
-        return engine.staging
+        return self._engine.staging
 
     def verl_zero_kv(self) -> None:
         """Zero every KV block: on a CPU, NaN in a freed block reaches later requests, as masked scores multiply it."""

@@ -1,0 +1,29 @@
+"""Which weights an adapter belongs to. Invariant: the hash is of the bytes of the base's weight files, not of its path."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from verl_core.engine.loading import WEIGHT_PATTERNS
+
+
+def base_sha256(path: str) -> str:
+    """Hex sha256 over names and bytes of the weight files of a model folder, or of a `.gguf` file. Read once per
+    process as long as no file changes."""
+    place = Path(path)
+    found = [file for pattern in WEIGHT_PATTERNS for file in place.glob(pattern)] if place.is_dir() else [place]
+    files = sorted(found)
+    return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=8)
+def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, size, _ in files:
+        digest.update(f"{Path(path).name} {size}\n".encode())
+        with Path(path).open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()

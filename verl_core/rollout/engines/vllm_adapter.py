@@ -1,0 +1,48 @@
+"""The policy's adapter inside vLLM. Invariant: there is one, its number never changes, and every request names it, so
+requests that run when its weights are replaced go on with the new ones, as they do with whole weights.
+
+vLLM reads adapters from folders; here the tensors are given to its manager, which never looks for `NOWHERE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from verl_core.weights.adapter import PEFT_PREFIX, AdapterSpec
+
+NUMBER = 1
+NOWHERE = "given-in-memory"
+
+
+def adapter_request(adapter: AdapterSpec | None) -> Any:
+    """What a request carries; None where there is no adapter."""
+    if adapter is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("policy", NUMBER, NOWHERE)
+
+
+def install(model_runner: Any, spec: AdapterSpec, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Replace the adapter; the tensors are copied. Between two forward passes."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    workers = model_runner.lora_manager
+    manager, settings = workers._adapter_manager, workers.lora_config
+    renames = getattr(manager.model, "hf_to_vllm_mapper", None)
+    lora = LoRAModel.from_lora_tensors(
+        NUMBER,
+        {f"{PEFT_PREFIX}{name}": tensor.clone() for name, tensor in tensors.items()},  # vLLM scales B in place
+        PEFTHelper(r=spec.rank, lora_alpha=spec.alpha, target_modules=list(spec.targets)),
+        device="cpu",
+        dtype=settings.lora_dtype,
+        model_vocab_size=workers.vocab_size,
+        weights_mapper=None if renames is None else renames.get_rename_mapper(),
+    )
+    manager.remove_adapter(NUMBER)
+    manager.add_adapter(lora)
+    manager.activate_adapter(NUMBER)
