@@ -54,6 +54,10 @@ def saved(policy: LocalPolicy, folder: Path) -> str:
     return str(folder)
 
 
+def documented(message: str) -> bool:
+    return f"```text\n{message}\n```" in (Path(__file__).resolve().parents[2] / "docs/errors.md").read_text()
+
+
 def by_hand(model: Any, adapter: Adapter) -> dict[str, torch.Tensor]:
     """Every adapted weight, as a function of A and B."""
     weights = dict(model.named_parameters())
@@ -61,7 +65,8 @@ def by_hand(model: Any, adapter: Adapter) -> dict[str, torch.Tensor]:
     for name, a in adapter.items():
         if name.endswith("lora_A.weight"):
             module = name.removesuffix(".lora_A.weight")
-            out[f"{module}.weight"] = weights[f"{module}.weight"] + ALPHA / RANK * adapter[f"{module}.lora_B.weight"] @ a
+            added = ALPHA / RANK * adapter[f"{module}.lora_B.weight"] @ a
+            out[f"{module}.weight"] = weights[f"{module}.weight"] + added
     return out
 
 
@@ -189,8 +194,9 @@ def test_the_folder_loads_in_peft_and_the_merged_one_in_plain_transformers(
         for model in models:
             torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=0, atol=1e-4)
     assert AutoTokenizer.from_pretrained(out).encode("hi") == AutoTokenizer.from_pretrained(tiny_model).encode("hi")
-    with pytest.raises(ModelError, match="is an adapter, not a model"):
+    with pytest.raises(ModelError) as caught:
         load_model(folder)
+    assert documented(str(caught.value).replace(folder, "<adapter>"))
 
 
 def test_an_adapter_belongs_to_its_base(make_lora: MakeLora, tmp_path: Path, tiny_model: str) -> None:
@@ -204,8 +210,10 @@ def test_an_adapter_belongs_to_its_base(make_lora: MakeLora, tmp_path: Path, tin
         other.model.norm.weight += 1
     other.save_pretrained(tmp_path / "other")
     strange = LocalPolicy(make_lora({"path": str(tmp_path / "other")}), 5, str(tmp_path))
-    with pytest.raises(CheckpointError, match="was trained on .* whose weights are not those of"):
+    with pytest.raises(CheckpointError) as caught:
         strange.load(folder)
+    told = str(caught.value).replace(folder, "<adapter>").replace(tiny_model, "<base>")
+    assert documented(told.replace(str(tmp_path / "other"), "<other>"))
     assert merge([str(tmp_path / "other"), folder, str(tmp_path / "no")]) == 1
     settings = Path(folder) / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "lora_alpha": 99}))
@@ -238,9 +246,12 @@ def test_what_is_published(make_lora: MakeLora, make_batch: MakeBatch, tmp_path:
         ({"lora_adapter_path": "/nowhere"}, "cannot be read"),
     ],
 )
-def test_modules_that_are_not_there(make_lora: MakeLora, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+def test_modules_that_are_not_there(
+    make_lora: MakeLora, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
         LocalPolicy(make_lora(settings), 5, str(tmp_path))
+    assert documented(str(caught.value)) or "q_porj" not in message
 
 
 def test_chosen_modules_alone_carry_an_adapter(make_lora: MakeLora, tmp_path: Path) -> None:
@@ -277,7 +288,8 @@ def test_two_ranks_give_the_numbers_of_one(
         for name, tensor in ours.items():
             torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=5e-5)
         pushed = [
-            {name: tensor.clone() for name, tensor in ShmReceiver().receive(policy.publish(1))} for policy in (pair, one)
+            {name: tensor.clone() for name, tensor in ShmReceiver().receive(policy.publish(1))}
+            for policy in (pair, one)
         ]
         for name, tensor in pushed[0].items():
             torch.testing.assert_close(tensor, pushed[1][name], rtol=0, atol=5e-5)

@@ -114,7 +114,7 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     # model
     (f"{_MODEL}.lora.rank", f"known in verl; use {_MODEL}.lora_rank"),
     (f"{_MODEL}.lora.alpha", f"known in verl; use {_MODEL}.lora_alpha"),
-    (f"{_MODEL}.lora.dropout", "known in verl; an adapter has no dropout here: log-probs would differ from the rollout's"),
+    (f"{_MODEL}.lora.dropout", "known in verl; adapters have no dropout here: log-probs would not be the rollout's"),
     (f"{_MODEL}.lora.target_modules", f"known in verl; use {_MODEL}.target_modules"),
     (f"{_MODEL}.lora.exclude_modules", f"known in verl; use {_MODEL}.exclude_modules"),
     (f"{_MODEL}.lora.adapter_path", f"known in verl; use {_MODEL}.lora_adapter_path"),

@@ -19,7 +19,7 @@ from verl_core.engine.model import PolicyModel
 from verl_core.engine.network import PREFIX
 from verl_core.engine.sharding import whole
 from verl_core.errors import ModelError
-from verl_core.weights.adapter import PEFT_PREFIX, SETTINGS, TENSORS, AdapterSpec, read_adapter
+from verl_core.weights.adapter import PEFT_PREFIX, TENSORS, AdapterSpec, read_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

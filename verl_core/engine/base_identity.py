@@ -1,4 +1,4 @@
-"""Which weights an adapter belongs to. Invariant: the hash is of the bytes of the base's weight files, not of its path."""
+"""Which weights an adapter belongs to. Invariant: the hash is of the base's weight files, wherever they lie."""
 
 from __future__ import annotations
 

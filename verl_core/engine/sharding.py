@@ -42,7 +42,8 @@ def shard(model: Network, ranks: Ranks) -> None:
 
 def trained(model: Network) -> list[tuple[str, nn.Parameter]]:
     """Parameters that are trained, by the name they are saved under, tied ones once, in the model's order."""
-    return [(model.saved_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    every = model.named_parameters()
+    return [(model.saved_name(name), parameter) for name, parameter in every if parameter.requires_grad]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

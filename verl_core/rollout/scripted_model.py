@@ -43,7 +43,8 @@ class ScriptedModel:
         self._model = loaded.eval().requires_grad_(False)
         own = self._model.state_dict()
         self._adapter = adapter
-        self._base = {} if fits is None else {f"{m}.weight": own[f"{m}.weight"].clone() for m in modules_in(fits.shapes)}
+        adapted = [] if fits is None else [f"{module}.weight" for module in modules_in(fits.shapes)]
+        self._base = {name: own[name].clone() for name in adapted}
         if fits is not None and adapter is not None:
             self._load(self._merged(fits.start(adapter)))
         self._new_cache: Callable[[], Any] = lambda: transformers.DynamicCache(config=loaded.config)

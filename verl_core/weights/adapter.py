@@ -1,6 +1,6 @@
-"""The low-rank adapter (LoRA, Hu et al. 2021, arXiv 2106.09685) as both ends see it. Invariant: which modules carry one,
-and what its tensors are called and shaped, follows from the configuration and the model folder; neither end is told by
-the other.
+"""The low-rank adapter (LoRA, Hu et al. 2021, arXiv 2106.09685) as both ends see it. Invariant: which modules carry
+one, and what its tensors are called and shaped, follows from the configuration and the model folder; neither end is
+told by the other.
 
 W' = W + alpha / rank x B A, with A [rank, in] and B [out, rank].
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import ModelError
-from verl_core.weights.adapter import AdapterSpec, server_rank, served_adapter
+from verl_core.weights.adapter import AdapterSpec, served_adapter, server_rank
 from verl_core.weights.interface import PULLED
 from verl_core.weights.sender import run_backend
 

@@ -23,8 +23,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from verl_core.rollout.engines.staging import Account, Staging
 from verl_core.errors import WeightError
+from verl_core.rollout.engines.staging import Account, Staging
 from verl_core.rollout.engines.vllm_adapter import install
 from verl_core.rollout.engines.vllm_args import ADAPTER_KEY, SHM_BACKEND
 from verl_core.weights.adapter import AdapterSpec, ExpectedAdapter
