@@ -100,7 +100,7 @@ def test_a_step_moves_a_and_b_as_the_formula_says_and_nothing_else(
     metrics = policy.update(batch, 1)
     assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     for name, tensor in adapter_of(policy).items():
-        torch.testing.assert_close(tensor, adapter[name].detach(), rtol=0, atol=2e-5)
+        torch.testing.assert_close(tensor, adapter[name].detach(), rtol=0, atol=1e-4)
     updater = policy._worker._updater
     held = {id(p) for group in updater.optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for _, p in trained(policy._worker._model)}

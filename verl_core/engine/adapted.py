@@ -52,9 +52,10 @@ class AdaptedPolicy(PolicyModel):
         seed: int,
         save_merged: bool = False,
     ) -> None:
-        self._settings = inject(lm, spec, seed)
-        self._settings.base_model_name_or_path = base
+        settings = inject(lm, spec, seed)
         super().__init__(lm, temperature, compute_dtype)
+        settings.base_model_name_or_path = base
+        self._settings = settings
         self._spec, self._base, self._save_merged = spec, base, save_merged
         own = {self.saved_name(name): p for name, p in self.named_parameters() if p.requires_grad}
         self._start = {name: parameter.detach().clone() for name, parameter in own.items()}
@@ -163,6 +164,7 @@ def inject(lm: PreTrainedModel, spec: AdapterSpec, seed: int) -> Any:
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, lm, adapter_name=NAME)
     lm.eval()
+    settings.target_modules = sorted(settings.target_modules or ())  # peft's set would be saved in any order
     return settings
 
 

@@ -80,11 +80,11 @@ class PolicyWorker(RankWorker):
         Raises:
             ValueError: the run has no reference.
         """
-        if not self._config.needs_reference:
-            raise ValueError("this run has no reference: set algorithm.use_kl_in_reward or actor.use_kl_loss")
-        if isinstance(self._model, AdaptedPolicy):
+        if self._config.needs_reference and isinstance(self._model, AdaptedPolicy):
             with self._model.off():
                 return score(self._model, self._ranks, batch, self._forward_budget, with_entropy=False)
+        if self._reference is None:
+            raise ValueError("this run has no reference: set algorithm.use_kl_in_reward or actor.use_kl_loss")
         return score(self._reference, self._ranks, batch, self._forward_budget, with_entropy=False)
 
     def publish(self, version: int) -> WeightManifest | None:
@@ -123,8 +123,9 @@ class PolicyWorker(RankWorker):
         return AdaptedPolicy(model, temperature, dtype, adapter, self.start_folder, seed, merged)
 
     def _outgoing(self) -> Outgoing:
-        merges = isinstance(self._model, AdaptedPolicy) and self._config.actor_rollout_ref.model.lora.merge
-        return MergedWeights(self._model) if merges else TrainedWeights(self._model)
+        if isinstance(self._model, AdaptedPolicy) and self._config.actor_rollout_ref.model.lora.merge:
+            return MergedWeights(self._model)
+        return TrainedWeights(self._model)
 
     def _frozen(self) -> PolicyModel:
         reference = self._read()
