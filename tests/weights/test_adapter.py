@@ -1,4 +1,4 @@
-"""The adapter as both ends see it: by which way it travels, how much room a server keeps, and what survives the wire."""
+"""The adapter as both ends see it: by which way it travels, how much room a server keeps, what survives the wire."""
 
 from __future__ import annotations
 
