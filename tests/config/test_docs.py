@@ -38,6 +38,8 @@ SHOWN = [
     ["actor_rollout_ref.actor.clip_ratio_c=1.0"],
     ["algorithm.kl_ctrl.horizon=500", "algorithm.use_kl_in_reward=true"],
     ["warm_start.enable=false"],
+    ["sft.enable=true"],
+    ["sft.enable=true", "sft.messages_key=null", "actor_rollout_ref.rollout.n=4"],
     ["trainer.seed"],
 ]
 

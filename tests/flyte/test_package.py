@@ -17,6 +17,7 @@ from tests.flyte.propeller import Package, compile_workflow
 WORKFLOWS = (
     "workflows.train.train",
     "workflows.evaluate.evaluate",
+    "workflows.sft.train",
     "workflows.warm_start.warm_start",
     "workflows.promotion.train_and_promote",
 )
@@ -115,7 +116,7 @@ def test_a_step_node_is_a_plain_container_without_devices(package: Package) -> N
 
 def test_decks_do_not_list_the_environment(package: Package) -> None:
     with_deck = {name for name, task in package.tasks.items() if task.template.metadata.generates_deck.value}
-    last = {"tasks.finish.finish", "tasks.finish.finish_job"}
+    last = {"tasks.finish.finish", "tasks.finish.finish_job", "tasks.sft.fine_tune_job"}
     assert with_deck == last | {"tasks.streams.train_stream", "tasks.streams.train_stream_job"}
 
 

@@ -18,6 +18,7 @@ from verl_core.config import (
     checks_reward,
     checks_rollout,
     checks_sampler,
+    checks_sft,
     checks_trainer,
     checks_training,
 )
@@ -40,6 +41,7 @@ CHECK_MODULES = (
     checks_multi_turn,
     checks_trainer,
     checks_async,
+    checks_sft,
 )
 
 

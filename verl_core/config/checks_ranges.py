@@ -195,6 +195,7 @@ RANGES: dict[str, Range] = {
     "ray.rollout.replicas": _NATURAL,
     "ray.max_hours": _POSITIVE,
     "ray.up_timeout_s": _POSITIVE,
+    "sft.max_length": Range(2),
     "warm_start.target_accuracy": Range(0, 1, low_open=True, high_open=True),
     "warm_start.steps": _COUNT,
     "warm_start.task_share": Range(0, 1, low_open=True),

@@ -14,6 +14,8 @@ _ACTOR, _CRITIC = "actor_rollout_ref.actor", "critic"
 def _mini_batches(facts: Facts) -> dict[str, int]:
     """Section -> its prompts per optimizer step, where it sets them."""
     config = facts.config
+    if config.sft.enable:  # there a step is one mini-batch
+        return {}
     found, own = {_ACTOR: config.actor_rollout_ref.actor.ppo_mini_batch_size}, config.critic.ppo_mini_batch_size
     if config.needs_critic and own is not None and own > 0:
         found[_CRITIC] = own

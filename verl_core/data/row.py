@@ -65,7 +65,7 @@ def checked_row(record: Mapping[str, Any], row: int, place: str, columns: Column
     extra = record.get("extra_info")
     if extra is not None and not isinstance(extra, Mapping):
         raise DataError(f"{place}, column extra_info: expected a struct or null, got {_short(extra)}")
-    messages = _messages(_present(record, columns.prompt, place), f"{place}, column {columns.prompt}")
+    messages = checked_messages(_present(record, columns.prompt, place), f"{place}, column {columns.prompt}")
     return DatasetRow(row, place, messages, source, reward["ground_truth"], dict(extra or {}))
 
 
@@ -75,8 +75,12 @@ def _present(record: Mapping[str, Any], column: str, place: str) -> Any:
     return record[column]
 
 
-def _messages(prompt: Any, place: str) -> list[dict[str, Any]]:
-    """The chat without the nulls that parquet puts where one message has a field and another has not."""
+def checked_messages(prompt: Any, place: str) -> list[dict[str, Any]]:
+    """The chat without the nulls that parquet puts where one message has a field and another has not.
+
+    Raises:
+        DataError: not a list of messages with role and content, or all of them are empty.
+    """
     if not isinstance(prompt, list):
         raise DataError(f"{place}: expected chat messages [{{role, content}}, ...], got {_short(prompt)}")
     messages = []

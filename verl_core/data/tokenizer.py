@@ -40,6 +40,10 @@ class ChatTokenizer:
             raise DataError(f"{place}: the chat template of {self.name} makes no token of the prompt")
         return np.asarray(ids, dtype=np.int32)
 
+    def encode_finished(self, messages: list[dict[str, Any]], place: str) -> Int32:
+        """Ids of a chat as it stands, int32 [L], with nothing opened at the end. Raises DataError like `encode_chat`."""
+        return np.asarray(self._rendered(messages, place, tokenize=True, opened=False), dtype=np.int32)
+
     def render_chat(self, messages: list[dict[str, Any]], place: str) -> str:
         """The text whose ids `encode_chat` gives. Raises DataError: the template refuses the messages."""
         return str(self._rendered(messages, place, tokenize=False))
@@ -48,10 +52,10 @@ class ChatTokenizer:
         """Ids of text as it stands: nothing is added at either end."""
         return [int(token) for token in self.inner.encode(text, add_special_tokens=False)]
 
-    def _rendered(self, messages: list[dict[str, Any]], place: str, tokenize: bool) -> Any:
+    def _rendered(self, messages: list[dict[str, Any]], place: str, tokenize: bool, opened: bool = True) -> Any:
         from jinja2 import TemplateError
 
-        asked: dict[str, Any] = {"tokenize": tokenize, "add_generation_prompt": True, "tools": self.tools or None}
+        asked: dict[str, Any] = {"tokenize": tokenize, "add_generation_prompt": opened, "tools": self.tools or None}
         try:
             return self.inner.apply_chat_template(messages, **asked, **({"return_dict": False} if tokenize else {}))
         except TemplateError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import RunConfig
@@ -60,8 +60,10 @@ class _Local(Generic[Worker]):
 class LocalPolicy(_Local[PolicyWorker]):
     """Implements PolicyEngine, on a CPU unless told otherwise."""
 
+    worker: ClassVar[type[PolicyWorker]] = PolicyWorker
+
     def __init__(self, config: RunConfig, total_steps: int, weights_folder: str, device: str = "cpu") -> None:
-        super().__init__(PolicyWorker, config, total_steps, weights_folder, device)
+        super().__init__(self.worker, config, total_steps, weights_folder, device)
 
     def old_log_probs(self, batch: TrainBatch) -> LogProbs:
         """See PolicyEngine."""

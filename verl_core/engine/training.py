@@ -9,10 +9,12 @@ from typing import Literal
 from verl_core.config.schema import OptimConfig, RunConfig
 from verl_core.engine.objective import Objective, PolicyObjective
 from verl_core.engine.schedule import optimizer_steps
+from verl_core.engine.supervised import SupervisedObjective
 from verl_core.engine.value_objective import ValueObjective
 
-Role = Literal["actor", "critic"]
-SECTIONS: dict[Role, str] = {"actor": "actor_rollout_ref.actor", "critic": "critic"}
+Role = Literal["actor", "critic", "sft"]
+_ACTOR = "actor_rollout_ref.actor"
+SECTIONS: dict[Role, str] = {"actor": _ACTOR, "critic": "critic", "sft": _ACTOR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +92,26 @@ def critic_training(config: RunConfig, total_training_steps: int) -> Training:
         grad_clip=critic.grad_clip,
         optim=critic.optim,
         horizon=optimizer_steps(total_training_steps, settled.epochs, batch_size, settled.mini_batch_size),
+    )
+
+
+def supervised_training(config: RunConfig, total_training_steps: int) -> Training:
+    """Of `actor_rollout_ref.actor`, as far as `sft.enable` reads it: a step is one mini-batch, seen once.
+
+    Args:
+        total_training_steps: global steps of the run.
+    """
+    actor = config.actor_rollout_ref.actor
+    return Training(
+        role="sft",
+        objective=SupervisedObjective(actor.loss_agg_mode),
+        mini_batch_size=config.data.train_batch_size,
+        epochs=1,
+        shuffle=False,
+        token_budget=actor.ppo_max_token_len_per_gpu,
+        loss_agg_mode=actor.loss_agg_mode,
+        scale=float(config.sft.max_length if actor.loss_scale_factor is None else actor.loss_scale_factor),
+        grad_clip=actor.grad_clip,
+        optim=actor.optim,
+        horizon=total_training_steps,
     )

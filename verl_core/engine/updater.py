@@ -30,6 +30,7 @@ SHOWN = 8
 LOOK_AT: dict[Role, str] = {
     "actor": "advantages and log-probs; if the policy",
     "critic": "rewards, values and returns; if the critic",
+    "sft": "messages; if the policy",
 }
 
 
@@ -155,7 +156,7 @@ class Updater:
         culprits = sorted(row for part in self._ranks.gathered(bad) for row in part) or rows
         names = ", ".join(batch.keys[row] for row in culprits[:SHOWN])
         more = f" and {len(culprits) - SHOWN} more" if len(culprits) > SHOWN else ""
-        whose = "the" if self._training.role == "actor" else "the critic's"
+        whose = "the critic's" if self._training.role == "critic" else "the"
         what = f"{whose} {'loss' if culprits is not rows else 'gradient'}"
         raise PolicyError(
             f"step {step}: {what} is not finite (gradient norm {norm}) in a micro-batch with the rows {names}{more}. "

@@ -62,6 +62,7 @@ class ConsoleSink:
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, float | None]]:
         return [
             ("reward", pick(metrics, headline.REWARD)),
+            ("loss", pick(metrics, headline.LOSS)),
             ("kl", pick(metrics, headline.KL)),
             ("entropy", pick(metrics, headline.ENTROPY)),
             ("length", pick(metrics, headline.LENGTH)),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 REWARD = ("critic/score/mean", "critic/rewards/mean")
+LOSS = ("sft/loss",)
 TOKENS_PER_S = ("perf/throughput", "perf/rollout_tokens_per_s")
 KL = ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl")
 ENTROPY = ("actor/entropy",)

@@ -18,6 +18,7 @@ from verl_core.config.schema.data import DataConfig, PrepareConfig, SamplingConf
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
+from verl_core.config.schema.sft import SftConfig
 from verl_core.config.schema.trainer import BufferConfig, TrainerConfig, V1Config
 from verl_core.config.schema.warm_start import WarmStartConfig
 
@@ -52,6 +53,7 @@ __all__ = [
     "SamplerConfig",
     "SamplingConfig",
     "SeparateAsyncConfig",
+    "SftConfig",
     "TrainerConfig",
     "V1Config",
     "ValConfig",

@@ -12,6 +12,7 @@ from verl_core.config.schema.critic import CriticConfig
 from verl_core.config.schema.data import DataConfig
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.config.schema.rollout import RolloutConfig
+from verl_core.config.schema.sft import SftConfig
 from verl_core.config.schema.trainer import TrainerConfig
 from verl_core.config.schema.warm_start import WarmStartConfig
 
@@ -38,6 +39,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
 
     @property
     def needs_reference(self) -> bool:
