@@ -96,14 +96,16 @@ def model_imports(path: Path) -> Iterator[str]:
 
 
 def test_arrows_point_down() -> None:
-    """config and algorithms depend on nothing of the upper floors; nobody below the trainer imports the trainer."""
+    """config and algorithms depend on nothing of the upper floors; nobody below the trainer imports the trainer,
+    and nobody fine-tuning."""
     floor = ("config", "errors", "deadline")
     for path in sources("verl_core/config"):
         assert [n for _, n in imports(path) if n.startswith("verl_core.") and n.split(".")[1] not in floor] == []
     heavy = ("ray", "vllm", "transfer_queue", "transformers")
     for path in sources("verl_core/algorithms"):
         assert [n for _, n in imports(path) if n.split(".")[0] in heavy] == []
-    assert outside(importers("verl_core.trainer", ("verl_core",)), "verl_core/trainer/") == []
+    assert outside(importers("verl_core.trainer", ("verl_core",)), "verl_core/trainer/", "verl_core/sft/") == []
+    assert outside(importers("verl_core.sft", ("verl_core",)), "verl_core/sft/") == []
     workflows = [n for path in sources("workflows") for _, n in imports(path) if n.split(".")[0] in (*heavy, "torch")]
     assert workflows == []
 

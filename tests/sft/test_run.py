@@ -61,7 +61,8 @@ def test_the_loss_is_the_likelihood_of_the_learnt_tokens(sft_config: MakeConfig,
 def test_micro_batches_change_nothing(sft_config: MakeConfig) -> None:
     losses, grads, weights = [], [], []
     for budget in (20, 4096):
-        config = sft_config(actor_rollout_ref__actor__ppo_max_token_len_per_gpu=budget)
+        config = sft_config()
+        config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = budget  # 20: nearly every row alone
         engine = LocalSft(config, 10, "")
         found = engine.update(lessons_of(config).batch([0, 1, 2, 3]), 1)
         assert found["sft/updates"] == 1.0

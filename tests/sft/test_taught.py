@@ -35,8 +35,7 @@ def shown(messages: list[dict[str, str]], template: str = CHAT_TEMPLATE) -> tupl
 def test_answers_with_their_end_tokens_are_learnt_and_nothing_else() -> None:
     text, learnt = shown(CHAT)
     assert text == (
-        "<|system|>be brief<|end|><|user|>1+1=<|end|><|assistant|>2<|end|>"
-        "<|user|>sure?<|end|><|assistant|>yes<|end|>"
+        "<|system|>be brief<|end|><|user|>1+1=<|end|><|assistant|>2<|end|><|user|>sure?<|end|><|assistant|>yes<|end|>"
     )  # what follows the last answer is no context of anything
     assert learnt == "2<|end|>yes<|end|>"
 

@@ -50,17 +50,17 @@ def sequences_fit_the_engine(facts: Facts) -> Iterator[str]:
 def sequences_fit_a_micro_batch(facts: Facts) -> Iterator[str]:
     """A micro-batch holds at least one sequence."""
     config = facts.config
+    sizes = "data.max_prompt_length + data.max_response_length"
     need = config.data.max_prompt_length + config.data.max_response_length
+    if config.sft.enable:
+        sizes, need = "sft.max_length", config.sft.max_length
     for key in (
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
     ):
         budget = facts.values[key]
         if budget < need:
-            yield (
-                f"{key}: {budget} tokens cannot hold one sequence of data.max_prompt_length + data.max_response_length"
-                f" = {need}"
-            )
+            yield (f"{key}: {budget} tokens cannot hold one sequence of {sizes} = {need}")
 
 
 @check

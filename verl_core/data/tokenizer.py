@@ -41,7 +41,7 @@ class ChatTokenizer:
         return np.asarray(ids, dtype=np.int32)
 
     def encode_finished(self, messages: list[dict[str, Any]], place: str) -> Int32:
-        """Ids of a chat as it stands, int32 [L], with nothing opened at the end. Raises DataError like `encode_chat`."""
+        """Ids of a chat as it stands, int32 [L], nothing opened at its end. Raises DataError like `encode_chat`."""
         return np.asarray(self._rendered(messages, place, tokenize=True, opened=False), dtype=np.int32)
 
     def render_chat(self, messages: list[dict[str, Any]], place: str) -> str:
