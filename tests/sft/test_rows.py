@@ -76,6 +76,10 @@ def test_an_epoch_is_every_row_once() -> None:
     [
         ({"actor_rollout_ref__rollout__n": 2}, "actor_rollout_ref.rollout.n: has no effect with sft.enable=true"),
         ({"algorithm__use_kl_in_reward": True}, "algorithm.use_kl_in_reward: has no effect with sft.enable=true"),
+        (
+            {"actor_rollout_ref__model__lora_rank": 8, "actor_rollout_ref__model__lora__merge": True},
+            "actor_rollout_ref.model.lora.merge: has no effect with sft.enable=true",
+        ),
         ({"sft__enable": False}, "sft.max_length: has no effect without sft.enable=true"),
         ({"data__truncation": "left"}, "data.truncation: left would teach answers to half a question"),
         ({"data__prompt_key": "question"}, "data.prompt_key: has no effect with sft.messages_key=messages"),

@@ -15,6 +15,7 @@ from tests.sft.conftest import MakeConfig
 from verl_core.config import RunConfig
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.engine.loading import load_model
+from verl_core.engine.merging import export
 from verl_core.engine.sft_engine import LocalSft
 from verl_core.errors import ConfigError, DataError
 from verl_core.sft import run as sft_run
@@ -147,6 +148,19 @@ def test_configurations_of_the_other_kind_are_refused(sft_config: MakeConfig) ->
     config.sft.enable = False
     with pytest.raises(ConfigError, match=r"Set sft\.enable=true"):
         fine_tune(config)
+
+
+def test_an_adapter_can_be_fine_tuned_alone(sft_config: MakeConfig) -> None:
+    config = sft_config(actor_rollout_ref__model__lora_rank=8, trainer__experiment_name="adapter")
+    summary = fine_tune(config)
+    assert summary.val_before is not None
+    assert summary.val_after is not None
+    assert summary.val_after["val/loss"] < 0.98 * summary.val_before["val/loss"]
+    assert not (Path(summary.checkpoint) / "model.safetensors").exists()
+    merged = export(config.actor_rollout_ref.model.path, summary.checkpoint, f"{summary.run_dir}/merged")
+    config.actor_rollout_ref.model.path = str(merged)
+    sums, counts = literal(config, lessons_of(config))
+    assert sum(sums) / sum(counts) == pytest.approx(summary.val_after["val/loss"], rel=1e-4)
 
 
 @pytest.mark.slow
