@@ -6,7 +6,7 @@ import copy
 import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
@@ -50,12 +50,12 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     }
     if hint in scalars:
         return scalars[hint]
-    text = str(hint)
-    if text.startswith("typing.Literal"):
+    kind = get_origin(hint)
+    if kind is Literal:
         return st.sampled_from(get_args(hint))
-    if text.startswith("list"):
+    if kind is list:
         return st.lists(values_of(get_args(hint)[0]), max_size=3)
-    if text.startswith("dict"):
+    if kind is dict:
         return st.dictionaries(st.text(), json_values, max_size=3)
     return st.one_of(*(values_of(part) for part in get_args(hint)))
 
