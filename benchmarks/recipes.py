@@ -20,7 +20,19 @@ from benchmarks.goals import OUT, Goal, report
 ROOT = OUT / "recipes"
 GAIN = 0.2
 LIMIT_S = 3600.0
-RECIPES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo", "dapo", "gspo", "cispo", "lora", "tool_agent")
+RECIPES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "ppo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "lora",
+    "distillation",
+    "tool_agent",
+)
 
 
 def main() -> None:

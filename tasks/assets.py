@@ -43,6 +43,12 @@ def start_policy(config: dict, key: str) -> FlyteDirectory:
     return folder_in_place(assets.model_folder(from_dict(config)))
 
 
+@task(requests=DRIVER, cache=MADE_ONCE)
+def teacher_policies(config: dict, key: str) -> list[FlyteDirectory]:
+    """Train the teachers that are made here, in the order of their names; none where all of them are given."""
+    return [folder_in_place(folder) for _, folder in sorted(assets.teacher_folders(from_dict(config)).items())]
+
+
 def data_key(config: RunConfig) -> str:
     """Key of `prepare_data`'s cache: the places of files that are given; of rows that are built, also what from."""
     source = config.data.prepare
@@ -64,6 +70,21 @@ def policy_key(config: RunConfig) -> str:
     return _key([assets.policy_folder(config)], stable_hash(recipe_of(config)))
 
 
+def teachers_key(config: RunConfig) -> str:
+    """Key of `teacher_policies`' cache: places and recipes of the teachers that are made.
+
+    Raises:
+        DataError: the rows that they would be taught cannot be read.
+    """
+    making = assets.teachers_made(config)
+    if not making:
+        return _key([])
+    from verl_core.warm_start import recipe_of
+
+    places = [assets.policy_folder(apart) for apart in making.values()]
+    return _key(places, stable_hash([[name, recipe_of(apart)] for name, apart in making.items()]))
+
+
 def file_digest(file: str) -> str:
     """Hex sha256 of a local file; empty when there is none, which whoever reads it will tell."""
     return file_sha256(Path(file)) if os.path.isfile(file) else ""
@@ -76,10 +97,14 @@ def _key(places: list[str], content: str = "") -> str:
     return json.dumps([*places, content] if there else [*places, uuid4().hex])
 
 
-def with_assets(config: dict, data: DataFiles, policy: FlyteDirectory) -> RunConfig:
-    """The configuration that names data files and policy by their places."""
+def with_assets(
+    config: dict, data: DataFiles, policy: FlyteDirectory, teachers: list[FlyteDirectory] | None = None
+) -> RunConfig:
+    """The configuration that names data files, policy and teachers by their places."""
     train, val = [location(file) for file in data.train], [location(file) for file in data.val]
-    return assets.with_assets(from_dict(config), train, val, location(policy))
+    typed = from_dict(config)
+    made = dict(zip(sorted(assets.teachers_made(typed)), map(location, teachers or []), strict=bool(teachers)))
+    return assets.with_assets(typed, train, val, location(policy), made)
 
 
 def _is_there(path: str) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flytekit import task
 
-from tasks.assets import data_key, policy_key
+from tasks.assets import data_key, policy_key, teachers_key
 from tasks.place import is_local
 from tasks.ray_config import DRIVER
 from verl_core.config import resolve, to_dict
@@ -17,12 +17,13 @@ from verl_core.errors import ConfigError
 class ResolvedConfig(NamedTuple):
     """Attributes:
     config: every setting, defaults included: what the console shows for this run.
-    data_key, policy_key: keys of the caches of data files and start policy.
+    data_key, policy_key, teachers_key: keys of the caches of data files, start policy and teachers.
     """
 
     config: dict
     data_key: str
     policy_key: str
+    teachers_key: str
 
 
 @task(requests=DRIVER)
@@ -35,7 +36,7 @@ def resolve_config(config: dict, overrides: list[str]) -> ResolvedConfig:
     resolved = resolve(config, overrides).config
     if not is_local():
         require_shared(resolved.trainer.default_local_dir)
-    return ResolvedConfig(to_dict(resolved), data_key(resolved), policy_key(resolved))
+    return ResolvedConfig(to_dict(resolved), data_key(resolved), policy_key(resolved), teachers_key(resolved))
 
 
 def require_shared(root: str) -> None:

@@ -41,6 +41,7 @@ BOUNDED = {
     "verl_core/rollout/scripted.py::_or_cut": INSIDE,
     "verl_core/rollout/scripted.py::_pace": INSIDE,
     "verl_core/rollout/servers.py::_collect": "after ray.wait said that the answer is there",
+    "verl_core/rollout/teachers/group.py::_take": "after ray.wait said that the answer is there",
     "verl_core/rollout/settled_pump.py::_collect": "after ray.wait said that the answer is there",
     "verl_core/trainer/actors.py::launch_actors": "each part ends within trainer.init_timeout_s",
     "verl_core/trainer/actors.py::actors": SETTLED,

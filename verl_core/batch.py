@@ -39,8 +39,9 @@ class TrainBatch:
         prompt_ids: int32 flat with `prompt_offsets` int64 [B + 1].
         response_ids: int32 flat with `response_offsets` int64 [B + 1].
         response_mask: bool flat, aligned with response_ids. A row that must not be trained on has an all-False mask.
-        columns: float32 flat arrays aligned with response_ids. Names in use: rollout_log_probs, old_log_probs,
-            ref_log_probs, entropy, values, token_rewards, advantages, returns.
+        columns: float32 flat arrays aligned with response_ids, or wide ones, [tokens, K]. Names in use:
+            rollout_log_probs, old_log_probs, ref_log_probs, entropy, values, token_rewards, advantages, returns,
+            teacher_log_probs; wide: teacher_topk_ids, teacher_topk_log_probs.
         scores: float32 [B], the outcome of the session on its last output, 0 on the others.
     """
 
@@ -124,7 +125,7 @@ class TrainBatch:
 
     def with_column(self, name: str, values: Float32) -> TrainBatch:
         """A batch that shares everything with this one and has column `name`."""
-        if values.shape != self.response_ids.shape:
+        if values.shape[:1] != self.response_ids.shape or values.ndim > 2:
             raise ValueError(f"column {name}: expected {self.response_ids.shape}, got {values.shape}")
         return replace(self, columns={**self.columns, name: values.astype(np.float32, copy=False)})
 
@@ -155,10 +156,11 @@ class TrainBatch:
         return self.padded(self.response_mask.astype(np.float32)).bool()
 
     def padded(self, values: str | Float32, fill: float = 0.0) -> torch.Tensor:
-        """float32 [B, T] of a flat column (by name or array), right-padded with `fill`."""
+        """float32 [B, T] of a flat column (by name or array), or [B, T, K] of a wide one, right-padded with `fill`."""
         flat = torch.from_numpy(np.ascontiguousarray(self.columns[values] if isinstance(values, str) else values))
-        out = torch.full((len(self), max(1, int(self.response_lengths.max()))), fill, dtype=torch.float32)
-        out[self._cells(out.shape[1])] = flat.float()
+        width = max(1, int(self.response_lengths.max()))
+        out = torch.full((len(self), width, *flat.shape[1:]), fill, dtype=torch.float32)
+        out[self._cells(width)] = flat.float()
         return out
 
     def flat(self, padded: torch.Tensor) -> Float32:

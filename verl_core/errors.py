@@ -39,6 +39,10 @@ class RewardError(VerlError):
     """Scoring failed for more samples than the error budget allows, or the reward function cannot be loaded."""
 
 
+class TeacherError(VerlError):
+    """A teacher cannot score what the policy sampled, or vanished twice."""
+
+
 class PolicyError(VerlError):
     """The policy workers cannot go on: a number is not finite, a rank died, or an update was left half done."""
 

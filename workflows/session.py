@@ -35,10 +35,16 @@ class TrainResult(NamedTuple):
 
 
 @dynamic(requests=DRIVER)
-def session(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: FlyteDirectory) -> TrainResult:
+def session(
+    config: dict,
+    train: list[FlyteFile],
+    val: list[FlyteFile],
+    policy: FlyteDirectory,
+    teachers: list[FlyteDirectory],
+) -> TrainResult:
     """All nodes of the run. The holder has no edge to the steps, nor have the two streams to each other: they run at
     the same time."""
-    ready = with_assets(config, DataFiles(train, val), policy)
+    ready = with_assets(config, DataFiles(train, val), policy, teachers)
     literal, held, rollout = to_dict(ready), 0.0, RolloutReport()
     if ready.ray.mode == "shared":
         size = ray_config(ready.ray, StreamingRayConfig)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flytekit import workflow
 
-from tasks.assets import prepare_data, start_policy
+from tasks.assets import prepare_data, start_policy, teacher_policies
 from tasks.config import resolve_config
 from workflows.session import TrainResult, session
 
@@ -23,4 +23,5 @@ def train(config: dict, overrides: list[str] = []) -> TrainResult:  # noqa: B006
     resolved = resolve_config(config=config, overrides=overrides)
     data = prepare_data(config=resolved.config, key=resolved.data_key)
     policy = start_policy(config=resolved.config, key=resolved.policy_key)
-    return session(config=resolved.config, train=data.train, val=data.val, policy=policy)
+    teachers = teacher_policies(config=resolved.config, key=resolved.teachers_key)
+    return session(config=resolved.config, train=data.train, val=data.val, policy=policy, teachers=teachers)

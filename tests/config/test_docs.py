@@ -31,6 +31,8 @@ SHOWN = [
     ["algorithm.adv_estimator=optimal_token_baseline", "algorithm.rollout_correction.bypass_mode=true"],
     ["critic.enable=true"],
     ["algorithm.adv_estimator=gdpo"],
+    ["distillation.enabled=true"],
+    ["distillation.teacher_models.main.model_path=/models/teacher"],
     ["actor_rollout_ref.actor.policy_loss.loss_mode=dro"],
     ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=0.5_5"],
     ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.bypass_mode=true"],

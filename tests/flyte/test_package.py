@@ -50,16 +50,17 @@ def _used(package: Package, name: str) -> list:
 def test_train_is_resolve_then_assets_then_session(package: Package) -> None:
     template = package.workflows["workflows.train.train"].template
     tasks = {node.id: node.task_node.reference_id.name.rpartition(".")[2] for node in template.nodes}
-    assert sorted(tasks.values()) == ["prepare_data", "resolve_config", "session", "start_policy"]
+    assert sorted(tasks.values()) == ["prepare_data", "resolve_config", "session", "start_policy", "teacher_policies"]
 
 
 def test_a_cached_task_ignores_what_does_not_decide_its_content(package: Package) -> None:
-    for name in ("tasks.assets.prepare_data", "tasks.assets.start_policy"):
+    for name in ("tasks.assets.prepare_data", "tasks.assets.start_policy", "tasks.assets.teacher_policies"):
         metadata = package.tasks[name].template.metadata
         assert metadata.discoverable
         assert list(metadata.cache_ignore_input_vars) == ["config"]
     cached = {name for name, task in package.tasks.items() if task.template.metadata.discoverable}
-    assert cached == {"tasks.assets.prepare_data", "tasks.assets.start_policy", "tasks.evaluation.score_checkpoint"}
+    made = {"tasks.assets.prepare_data", "tasks.assets.start_policy", "tasks.assets.teacher_policies"}
+    assert cached == made | {"tasks.evaluation.score_checkpoint"}
 
 
 @pytest.mark.parametrize(("name", "cron"), [("nightly_regression", "0 2 * * *"), ("weekly_refresh", "0 4 * * 0")])

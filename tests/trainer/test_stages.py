@@ -179,7 +179,9 @@ def test_the_stage_corrects_in_decoupled_mode_and_recomputes_nothing_in_bypass_m
     config.algorithm.adv_estimator = "rloo"
     correction = config.algorithm.rollout_correction
     correction.bypass_mode, correction.rollout_rs, correction.rollout_rs_threshold = bypass, "seq_max_k2", 0.1
-    session = SimpleNamespace(config=config, files=files, policy=policy, critic=None, training=lambda *_: nullcontext())
+    session = SimpleNamespace(
+        config=config, files=files, policy=policy, critic=None, teachers=None, training=lambda *_: nullcontext()
+    )
     advantage(session, 1)  # type: ignore[arg-type]
     batch, metrics = files.saved
     assert policy.calls == (0 if bypass else 1)
@@ -208,7 +210,7 @@ def test_values_reach_the_estimator_and_the_batch_of_the_step() -> None:
     config = RunConfig()
     config.algorithm.adv_estimator, config.algorithm.lam = "gae", 0.5
     session = SimpleNamespace(
-        config=config, files=files, policy=Policy(), critic=Critic(), training=lambda *_: nullcontext()
+        config=config, files=files, policy=Policy(), critic=Critic(), teachers=None, training=lambda *_: nullcontext()
     )
     advantage(session, 1)  # type: ignore[arg-type]
     batch, metrics = files.saved

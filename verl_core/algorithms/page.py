@@ -14,8 +14,9 @@ from verl_core.algorithms.advantages import ADVANTAGES
 from verl_core.algorithms.aggregation import AGGREGATIONS
 from verl_core.algorithms.correction.rejection import kept_by, statistic
 from verl_core.algorithms.correction.weights import bounded, normalised, raw_weights
+from verl_core.algorithms.distillation import DISTILLATION_LOSSES, distillation_advantages
 from verl_core.algorithms.kl import KL_ESTIMATORS
-from verl_core.algorithms.page_text import CORRECTION, HEAD, KL, LOSSES, RECIPES, SESSIONS, VALUES
+from verl_core.algorithms.page_text import CORRECTION, DISTILLATION, HEAD, KL, LOSSES, RECIPES, SESSIONS, VALUES
 from verl_core.algorithms.policy_losses import POLICY_LOSSES
 from verl_core.algorithms.registry import Registry
 from verl_core.algorithms.value_loss import explained_variance, value_loss
@@ -29,7 +30,17 @@ LABELS = ("Source", "Differences", "Settings", "Metrics")
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, *_estimators(), *_losses(), *_value_loss(), *_aggregation(), *_kl(), *_correction(), *_recipes()]
+    parts = [
+        HEAD,
+        *_estimators(),
+        *_losses(),
+        *_value_loss(),
+        *_aggregation(),
+        *_kl(),
+        *_distillation(),
+        *_correction(),
+        *_recipes(),
+    ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -99,6 +110,22 @@ def _kl() -> Iterator[str]:
     yield "## KL estimators"
     yield KL
     yield _table(KL_ESTIMATORS)
+
+
+def _distillation() -> Iterator[str]:
+    yield "## Distillation"
+    yield DISTILLATION
+    facts = [("config", "`distillation.distillation_loss.loss_mode: forward_kl_topk`")]
+    facts.append(("reads", "`distillation.distillation_loss.topk`, `distillation.distillation_loss.tail`"))
+    yield _entry("forward_kl_topk", DISTILLATION_LOSSES.get("forward_kl_topk"), facts)
+    text, _ = paragraphs(DISTILLATION_LOSSES.get("k3"))
+    sampled = ", ".join(f"`{name}`" for name in KL_ESTIMATORS.names())
+    yield f"### Sampled\n\n{text[0]} Names: {sampled}, with the formulas and the gradients of the KL estimators above."
+    text, labelled = paragraphs(distillation_advantages)
+    text[0] = _SHAPE.sub("", text[0])
+    facts = [("config", "`distillation.distillation_loss.use_policy_gradient: true`")]
+    facts += [(label.lower(), labelled[label]) for label in ("Source", "Differences")]
+    yield "\n\n".join(["### As a reward", *text, "\n".join(f"- {label}: {fact}" for label, fact in facts)])
 
 
 def _table(registry: Registry[Any]) -> str:

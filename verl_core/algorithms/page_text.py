@@ -47,6 +47,14 @@ of the KL itself: k1's is 0, k3's is that of the KL in the other direction. Sour
 divergence"; Tang and Munos 2025, arXiv 2506.09477.
 """
 
+DISTILLATION = """
+On-policy distillation (`distillation.enabled: true`): teachers give the log-probs of what the policy sampled;
+[distillation.md](distillation.md) has the whole of it. With `use_policy_gradient: false` the distance is a loss and the
+gradient goes through it; masks, aggregation and denominators are those of the policy loss, and the loss of an update is
+[policy loss, with `use_task_rewards`] + `distillation_loss_coef` x distance. With `use_policy_gradient: true` the
+distance under pi_old is taken off the advantages.
+"""
+
 CORRECTION = """
 The engine that samples and the trainer do not compute the same probabilities: other kernels, other precision, in
 asynchronous modes other weights. `algorithm.rollout_correction` says what is done about it.

@@ -58,7 +58,7 @@ def one_place_for_the_kl(facts: Facts) -> Iterator[str]:
 def a_group_has_samples_to_compare(facts: Facts) -> Iterator[str]:
     """A group estimator with one sample per prompt has nothing to subtract."""
     estimator, n = facts.config.algorithm.adv_estimator, facts.config.actor_rollout_ref.rollout.n
-    if estimator in names.GROUP_ESTIMATORS and n < 2:
+    if facts.config.uses_task_rewards and estimator in names.GROUP_ESTIMATORS and n < 2:
         yield (
             f"actor_rollout_ref.rollout.n: algorithm.adv_estimator={estimator} compares the samples of one prompt; with"
             f" n={n} there is nothing to compare. Set it to at least 2"

@@ -9,6 +9,7 @@ from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
 from verl_core.config.checks_algorithm import unknown_name
 from verl_core.config.schema import GroupConfig
+from verl_core.config.teachers import teacher_devices
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
@@ -103,6 +104,8 @@ def the_cluster_has_the_devices(facts: Facts) -> Iterator[str]:
         return
     ranks, whose = facts.config.world_size, "trainer.nnodes x trainer.n_gpus_per_node"
     alone, alone_is = facts.config.num_devices - ranks, "actor_rollout_ref.rollout.nnodes x n_gpus_per_node"
+    if teachers := teacher_devices(facts.config):
+        ranks, whose = ranks + teachers, f"{whose} + one per server of a teacher"
     if ray.mode == "split":
         yield from _too_few("worker", ray.head, ray.worker, ranks, whose)
         yield from _too_few("rollout", ray.head, ray.rollout, alone, alone_is)

@@ -41,10 +41,11 @@ class TypedReader:
 
     def read(self, tree: Mapping[str, Any]) -> RunConfig:
         """The configuration; with `problems`, a best effort to run the checks on."""
-        config: RunConfig = self._section(RunConfig, tree, "")
+        config: RunConfig = self.section(RunConfig, tree, "")
         return config
 
-    def _section(self, section: type, tree: Mapping[Any, Any], prefix: str) -> Any:
+    def section(self, section: type, tree: Mapping[Any, Any], prefix: str) -> Any:
+        """One section; `prefix` is its dotted key with a dot behind it, or empty."""
         hints = field_types(section)
         given: dict[str, Any] = {}
         for name, value in tree.items():
@@ -55,7 +56,7 @@ class TypedReader:
             hint = hints[name]
             if is_dataclass(hint) and isinstance(hint, type):
                 if isinstance(value, Mapping):
-                    given[name] = self._section(hint, value, f"{key}.")
+                    given[name] = self.section(hint, value, f"{key}.")
                 else:
                     self._refuse(key, "a section with settings of its own", value)
             else:

@@ -10,6 +10,7 @@ _LATER = "known in verl, not supported yet"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
+_DISTANCE = "distillation.distillation_loss"
 
 ANSWERS: tuple[tuple[str, str], ...] = (
     # trainer
@@ -167,7 +168,20 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("reward_model.overlong_buffer", "in verl's older place; use reward.overlong_buffer"),
     ("reward_model", "in verl's older place; see reward.*"),
     ("custom_reward_function", "in verl's older place; use reward.custom_reward_function.path and .name"),
-    ("distillation", f"{_LATER}; delete it"),
+    ("distillation.teacher_key", "known in verl, always data_source here; delete it"),
+    ("distillation.teacher_model", "in verl's older place; use distillation.teacher_models, by names of your own"),
+    ("distillation.nnodes", "known in verl; every server of a teacher has a device of its own, see num_replicas"),
+    ("distillation.n_gpus_per_node", "known in verl; every server of a teacher has a device of its own"),
+    (
+        "distillation.enable_resource_pool",
+        "known in verl, always on here: teachers have devices of their own; delete it",
+    ),
+    (f"{_DISTANCE}.log_prob_min_clamp", f"{_LATER}; {_DISTANCE}.loss_max_clamp bounds the loss of a token"),
+    (f"{_DISTANCE}.policy_loss_mode", "known in verl; there is one policy loss: actor_rollout_ref.actor.policy_loss"),
+    (f"{_DISTANCE}.clip_ratio*", "known in verl; there is one policy loss: actor_rollout_ref.actor.clip_ratio"),
+    (f"{_DISTANCE}.use_policy_loss", f"in verl's older spelling; use {_DISTANCE}.use_task_rewards"),
+    (f"{_DISTANCE}.jsd_beta", f"{_LATER}; delete it"),
+    (f"{_DISTANCE}.use_chunked_topk", "known in verl, always on here; delete it"),
     (
         "transfer_queue",
         "known in verl; TransferQueue is the default, trainer.use_v1=false does without it; see trainer.v1.buffer",

@@ -79,6 +79,7 @@ CHANGEABLE = (
     "reward.num_workers",
     "reward.remote.max_concurrency",
     "reward.remote.requests_per_second",
+    "distillation.call_timeout_s",
     "ray",
 )
 _LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
@@ -114,6 +115,8 @@ def _portable(value: Any) -> Any:
     difference."""
     if isinstance(value, list):
         return [_portable(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {name: _portable(entry) for name, entry in value.items()}
     asset = _ASSET.fullmatch(value) if isinstance(value, str) else None
     return asset[1] if asset else value
 

@@ -91,6 +91,11 @@ def load_tokenizer(path: str) -> ChatTokenizer:
     return ChatTokenizer(inner, path)
 
 
+def vocabulary_of(path: str) -> dict[str, int]:
+    """Token -> id of a model folder's tokenizer, added tokens included. Raises ModelError: no usable tokenizer."""
+    return {str(token): int(number) for token, number in _load(Path(path)).get_vocab().items()}
+
+
 def _load(place: Path) -> Any:
     from transformers import AutoTokenizer
 

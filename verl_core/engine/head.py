@@ -34,20 +34,21 @@ def token_log_probs(
     Args:
         hidden: [N, H].
         head: hidden states to logits [n, vocabulary].
-        targets: int64 [N].
+        targets: int64 [N], or [N, M] for M tokens at each position.
         at_once: logits of one piece.
 
     Returns:
-        float32 [N] nats, and float32 [N] nats or an empty tensor without `with_entropy`; `with_squares` makes the
-        second [N, 2], with the sum of the squared probabilities beside the entropy.
+        float32 nats of the shape of `targets`, and float32 [N] nats or an empty tensor without `with_entropy`;
+        `with_squares` makes the second [N, 2], with the sum of the squared probabilities beside the entropy.
     """
 
     def piece(states: torch.Tensor, wanted: torch.Tensor) -> Scored:
         logits = head(states).float()
         log_p = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
-        chosen = log_p.gather(-1, wanted[:, None]).squeeze(-1).clone()  # FSDP hooks cannot follow a view
+        places = wanted if wanted.dim() == 2 else wanted[:, None]
+        chosen = log_p.gather(-1, places).reshape(wanted.shape).clone()  # FSDP hooks cannot follow a view
         if not with_entropy:
-            return chosen, chosen.new_empty(0)
+            return chosen, log_p.new_empty(0)
         entropy = entropy_from_log_softmax(log_p)
         return chosen, torch.stack([entropy, (2 * log_p).exp().sum(-1)], dim=-1) if with_squares else entropy
 

@@ -24,7 +24,7 @@ class MicroBatch:
         positions: int64 [N] into the flattened [b x L]: where each wanted token is predicted.
         targets: int64 [N], the wanted tokens.
         cells: bool [b, T], the wanted cells.
-        columns: float32 [b, T] each; 0 on padding.
+        columns: float32 [b, T] each, or [b, T, K] for wide ones ([1, 1] in a filler); 0 on padding.
     """
 
     rows: Rows
@@ -92,5 +92,7 @@ class MicroBatch:
         return self.cells if self.rows else torch.zeros_like(self.cells)
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """float32 [b, T] with `flat` [N] in the wanted cells, 0 elsewhere; differentiable."""
-        return torch.zeros(self.cells.shape, device=flat.device).masked_scatter(self.cells, flat)
+        """float32 [b, T] with `flat` [N] in the wanted cells, or [b, T, K] of [N, K]; 0 elsewhere; differentiable."""
+        shape = (*self.cells.shape, *flat.shape[1:])
+        cells = self.cells.reshape(*self.cells.shape, *(1 for _ in flat.shape[1:])).expand(shape)
+        return torch.zeros(shape, device=flat.device).masked_scatter(cells, flat)

@@ -45,7 +45,7 @@ class PolicyModel(Network):
         Args:
             input_ids: int64 [b, L].
             positions: int64 [N], into the flattened [b x L].
-            targets: int64 [N].
+            targets: int64 [N], or [N, M] for M tokens at each position.
         """
         with self.autocast(input_ids.device):
             states = self.lm.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state

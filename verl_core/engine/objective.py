@@ -15,6 +15,7 @@ from verl_core.algorithms.kl import kl_penalty
 from verl_core.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInputs
 from verl_core.batch import TrainBatch
 from verl_core.config.schema import ActorConfig, RolloutCorrectionConfig
+from verl_core.engine.distillation_term import DistillationTerm
 from verl_core.engine.marking import MARKED, needs_marks, with_marks
 from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.network import Network
@@ -87,15 +88,23 @@ class PolicyObjective:
     Attributes:
         correction: `algorithm.rollout_correction`, the settings that hold. In decoupled mode its work is done before
             the update and only its weights arrive; in bypass mode it is done here, against the current policy.
+        distillation: the distance to a teacher, where it is backpropagated; with `use_task_rewards` beside the policy
+            loss, else in its place.
     """
 
     actor: ActorConfig
     correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    distillation: DistillationTerm | None = None
 
     @property
     def rejects(self) -> bool:
         """See Objective."""
         return self.correction.bypass_mode and self.correction.rollout_rs is not None
+
+    @property
+    def has_policy_loss(self) -> bool:
+        """Whether advantages are learnt from."""
+        return self.distillation is None or self.distillation.loss.use_task_rewards
 
     @property
     def with_entropy(self) -> bool:
@@ -106,7 +115,8 @@ class PolicyObjective:
         """See Objective. With `single_update` old log-probs may be left out: the current policy is the old one. Marks
         are chosen by them, so there they are needed.
         """
-        names = [ADVANTAGES, *([REF] if self.actor.use_kl_loss else [])]
+        names = [*([ADVANTAGES] if self.has_policy_loss else []), *([REF] if self.actor.use_kl_loss else [])]
+        names += self.distillation.columns if self.distillation is not None else []
         if self.correction.rollout_is is not None and not self.correction.bypass_mode:
             names.append(WEIGHTS)
         old_is_current = single_update and not self.correction.bypass_mode
@@ -134,14 +144,24 @@ class PolicyObjective:
 
     def piece(self, model: Network, micro: MicroBatch, whole: Denominators) -> Piece:
         """See Objective."""
-        flat, spread = model(micro.input_ids, micro.positions, micro.targets, self.with_entropy)
-        log_probs, entropy = micro.padded(flat), micro.padded(spread) if self.with_entropy else None
-        actor = self.actor
+        teacher, actor = self.distillation, self.actor
+        targets = micro.targets if teacher is None else teacher.targets(micro)
+        flat, spread = model(micro.input_ids, micro.positions, targets, self.with_entropy)
+        log_probs, candidates = (micro.padded(flat), None) if teacher is None else teacher.split(micro, flat)
+        entropy = micro.padded(spread) if self.with_entropy else None
         mask, weights = self._corrected(micro, log_probs)
-        policy = POLICY_LOSSES.get(self._loss_name)(self._inputs(micro, log_probs, mask))
-        per_token = policy.per_token if weights is None else weights * policy.per_token
-        terms = {"pg_loss": aggregate(per_token, mask, actor.loss_agg_mode, whole)}
-        loss = terms["pg_loss"]
+        terms: dict[str, torch.Tensor] = {}
+        sums: dict[str, torch.Tensor] = {}
+        loss = torch.zeros((), device=log_probs.device)
+        if self.has_policy_loss:
+            policy = POLICY_LOSSES.get(self._loss_name)(self._inputs(micro, log_probs, mask))
+            per_token = policy.per_token if weights is None else weights * policy.per_token
+            terms["pg_loss"] = aggregate(per_token, mask, actor.loss_agg_mode, whole)
+            loss, sums = terms["pg_loss"], policy.sums
+        if teacher is not None:
+            distance = teacher.per_token(micro, log_probs, candidates, mask, weights)
+            terms["distillation_loss"] = aggregate(distance.per_token, mask, actor.loss_agg_mode, whole)
+            loss, sums = loss + teacher.coefficient * terms["distillation_loss"], sums | distance.sums
         if actor.use_kl_loss:
             kl = kl_penalty(actor.kl_loss_type, log_probs, micro.columns[REF], mask)
             terms["kl_loss"] = aggregate(kl, mask, actor.loss_agg_mode, whole)
@@ -150,7 +170,7 @@ class PolicyObjective:
             terms["entropy_loss"] = aggregate(entropy, mask, actor.loss_agg_mode, whole)
             loss = loss - actor.entropy_coeff * terms["entropy_loss"]
         losses = {name: term.detach() for name, term in terms.items()}
-        return Piece(loss, losses, policy.sums, tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()))
+        return Piece(loss, losses, sums, tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()))
 
     @property
     def _loss_name(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_core.config.schema import OptimConfig, RunConfig
+from verl_core.engine.distillation_term import distillation_term
 from verl_core.engine.objective import Objective, PolicyObjective
 from verl_core.engine.schedule import optimizer_steps
 from verl_core.engine.supervised import SupervisedObjective
@@ -54,7 +55,7 @@ def policy_training(config: RunConfig, total_training_steps: int) -> Training:
     scale = float(config.data.max_response_length) if scale is None else scale
     return Training(
         role="actor",
-        objective=PolicyObjective(actor, config.algorithm.rollout_correction.effective),
+        objective=PolicyObjective(actor, config.algorithm.rollout_correction.effective, distillation_term(config)),
         mini_batch_size=actor.ppo_mini_batch_size,
         epochs=actor.ppo_epochs,
         shuffle=actor.shuffle,

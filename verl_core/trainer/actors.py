@@ -22,10 +22,11 @@ from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.remote import RemoteAgents, RemoteServers
 from verl_core.rollout.servers import Servers
+from verl_core.rollout.teachers.group import Teachers
 from verl_core.trainer.away import Away
 from verl_core.trainer.device_weights import connect_devices
 from verl_core.trainer.ground import Ground
-from verl_core.trainer.placement import place
+from verl_core.trainer.placement import place, place_teachers
 from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trajectory import Prompt
 from verl_core.transfer.host import StoreHost
@@ -59,7 +60,7 @@ class Agents(Protocol):
 class RunActors:
     """The parts, started. `stores` are this process' connections: one for training, one for validation; `lent` are
     servers on the trainer's devices, which join the others while the trainer is idle; `critic` is there where the
-    estimator needs one."""
+    estimator needs one, `teachers` with distillation."""
 
     policy: PolicyGroup
     servers: Servers
@@ -70,6 +71,7 @@ class RunActors:
     ground: Ground
     lent: Servers | None = None
     critic: CriticGroup | None = None
+    teachers: Teachers | None = None
 
     def leave(self) -> None:
         """Close this process' connections; the actors live on, for the next process. Idempotent.
@@ -87,7 +89,7 @@ class RunActors:
             stack.callback(self.ground.clear)
             if self.host is not None:
                 stack.callback(self.host.shutdown)
-            for part in (self.policy, self.critic, self.servers, self.lent, self.scorer, self.agents):
+            for part in (self.policy, self.critic, self.servers, self.lent, self.teachers, self.scorer, self.agents):
                 if part is not None:
                     stack.callback(part.shutdown)
 
@@ -108,7 +110,7 @@ def launch_actors(
     """
     placement = place(config, "all" if away is None else "trainer")
     ground = Ground(namespace_of(config), weights_folder, placement)
-    with ThreadPoolExecutor(7, "launch") as pool:
+    with ThreadPoolExecutor(8, "launch") as pool:
         launch = _begin(pool, config, total_steps, sources, ground, away)
         try:
             for part in as_completed(launch.parts()):
@@ -143,17 +145,18 @@ class _Launch:
     scorer: Future[Scorer]
     lent: Future[Servers | None]
     critic: Future[CriticGroup | None]
+    teachers: Future[Teachers | None]
 
     def parts(self) -> list[Future[Any]]:
         """All of them."""
-        return [self.policy, self.critic, self.servers, self.lent, self.scorer, self.host, self.agents]
+        return [self.policy, self.critic, self.servers, self.lent, self.teachers, self.scorer, self.host, self.agents]
 
     def actors(self, ground: Ground) -> RunActors:
         """When all are up."""
         agents, stores = self.agents.result()
         policy, servers, scorer = self.policy.result(), self.servers.result(), self.scorer.result()
         host, lent, critic = self.host.result(), self.lent.result(), self.critic.result()
-        return RunActors(policy, servers, agents, scorer, stores, host, ground, lent, critic)
+        return RunActors(policy, servers, agents, scorer, stores, host, ground, lent, critic, self.teachers.result())
 
     def abandon(self, ground: Ground) -> None:
         """Wait for those still on their way, then end everything. Errors are logged: another one is on its way up."""
@@ -183,8 +186,9 @@ def _begin(
     )
     scorer = pool.submit(launch_scorer, config.reward, namespace, sources)
     lent, critic = pool.submit(_lent, config, ground), pool.submit(_critic, config, total_steps, ground)
+    teachers = pool.submit(_teachers, config, ground)
     if away is not None:
-        return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent, critic=critic)
+        return _Launch(policy, *_far(pool, config, away), scorer=scorer, lent=lent, critic=critic, teachers=teachers)
     host = pool.submit(_host, config, namespace)
     return _Launch(
         policy=policy,
@@ -194,6 +198,7 @@ def _begin(
         scorer=scorer,
         lent=lent,
         critic=critic,
+        teachers=teachers,
     )
 
 
@@ -212,6 +217,13 @@ def _critic(config: RunConfig, total_steps: int, ground: Ground) -> CriticGroup 
         return None
     placement = ground.placement
     return CriticGroup.attach_or_launch(config, ground.namespace, total_steps, placement.critic, placement.device)
+
+
+def _teachers(config: RunConfig, ground: Ground) -> Teachers | None:
+    if not config.distillation.enabled:
+        return None
+    options = place_teachers(config, ground.placement)
+    return Teachers.attach_or_launch(config, ground.namespace, ground.placement.device, options)
 
 
 def _servers(config: RunConfig, ground: Ground) -> Servers:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, is_dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
 from verl_core.config.schema import PrepareConfig, WarmStartConfig
+from verl_core.config.teachers import Teacher, teachers_of
 from verl_core.data.prepare import prepare
 from verl_core.errors import ConfigError
 
@@ -45,6 +46,27 @@ def model_folder(config: RunConfig) -> str:
     return config.actor_rollout_ref.model.path
 
 
+def teacher_folders(config: RunConfig) -> dict[str, str]:
+    """Folders of the teachers that are made here, made now, by their names. They need the data, as the policy does."""
+    making = teachers_made(config)
+    if not making:
+        return {}
+    from verl_core.warm_start import warm_start
+
+    return {name: warm_start(apart, policy_folder(apart)).path for name, apart in making.items()}
+
+
+def teachers_made(config: RunConfig) -> dict[str, RunConfig]:
+    """For each teacher that is made: a configuration whose `warm_start` makes it."""
+    return {teacher.name: _in_its_place(config, teacher) for teacher in teachers_of(config) if teacher.making}
+
+
+def _in_its_place(config: RunConfig, teacher: Teacher) -> RunConfig:
+    apart = from_dict(to_dict(config))
+    apart.warm_start = teacher.making or apart.warm_start
+    return apart
+
+
 def data_folder(config: RunConfig) -> str:
     """Where the dataset of `data.prepare` belongs.
 
@@ -69,13 +91,23 @@ def policy_folder(config: RunConfig) -> str:
     return _asset(config, "policy", made, *taught, [turns.format, turns.tools, turns.tool_config_path])
 
 
-def with_assets(config: RunConfig, train: list[str], val: list[str], model: str) -> RunConfig:
+def with_assets(
+    config: RunConfig, train: list[str], val: list[str], model: str, teachers: dict[str, str] | None = None
+) -> RunConfig:
     """A copy of `config` that names the files and the folder instead of how to make them; so it can be used as a source
-    again. How they were made is written down beside them."""
+    again. How they were made is written down beside them.
+
+    Args:
+        teachers: folder by name, of those that were made.
+    """
     ready = from_dict(to_dict(config))
     ready.data.prepare, ready.warm_start = PrepareConfig(), WarmStartConfig()
     ready.data.train_files, ready.data.val_files = train, val
     ready.actor_rollout_ref.model.path = model
+    for name, folder in (teachers or {}).items():
+        entry: dict[str, Any] = {**ready.distillation.teacher_models[name], "model_path": folder}
+        entry.pop("warm_start", None)
+        ready.distillation.teacher_models[name] = entry
     return ready
 
 

@@ -33,6 +33,7 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
         )
     apart = in_one_cluster(config)
     apart.critic.enable = False  # nobody reads values here
+    apart.distillation.enabled = False
     apart.trainer.experiment_name += f"-eval-{folder_name(config, checkpoint)}"
     apart.trainer.resume_mode = "resume_path" if checkpoint else "auto"
     apart.trainer.resume_from_path = checkpoint

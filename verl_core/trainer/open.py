@@ -34,6 +34,7 @@ from verl_core.trainer.sampling import SamplingBook, mean_scores
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.stages.reward import scored_groups
 from verl_core.trainer.step_files import StepFiles
+from verl_core.trainer.teachers import check_teachers
 from verl_core.transfer.availability import require_transfer_queue
 from verl_core.transfer.constant_groups import constant_groups
 from verl_core.transfer.refills import Cap
@@ -150,6 +151,7 @@ def _open(
     sources = sorted({row.source.data_source for rows in (stream, validation) if rows for row in rows.rows})
     check_sources(sources, config.reward)
     total = total_steps(config, stream)
+    check_teachers(config, sources)
     start, checkpoint = start_of(run, config, stream.identity(), owner)
     files = StepFiles(run)
     done = files.first_open_step(start.step) - 1
@@ -194,6 +196,7 @@ def _open(
         tokenizer=tokenizer,
         policy=actors.policy,
         critic=actors.critic,
+        teachers=actors.teachers,
         servers=actors.servers,
         buffer=buffer,
         validation_buffer=ReplayBuffer(

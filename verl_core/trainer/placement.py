@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_core.config.schema import RunConfig
+from verl_core.config.teachers import teacher_devices
 from verl_core.errors import ConfigError, ResourceError
 from verl_core.trainer.ray_session import namespace_of
 from verl_core.trainer.reservation import reserve
 
 ActorOptions = Callable[[int], dict[str, Any]]
-Part = Literal["all", "trainer", "rollout"]  # of a run that is in this Ray cluster
-PARTS: tuple[Part, ...] = ("all", "trainer", "rollout")
+Part = Literal["all", "trainer", "rollout", "teachers"]  # of a run that is in this Ray cluster
+PARTS: tuple[Part, ...] = ("all", "trainer", "rollout", "teachers")
 # Of one device; a critic takes half of the policy's share. Ray only counts; memory is shared by sleeping and waking.
 _POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4
 _PIN = 0.001  # of the resource that every Ray node has under its own address: takes nothing, names the node
@@ -107,6 +108,27 @@ def place(config: RunConfig, part: Part = "all") -> Placement:
         lambda index: _at(group, index, _SERVER_SHARE),
         lambda rank: _at(group, rank, trained_share),
     )
+
+
+def place_teachers(config: RunConfig, placement: Placement) -> ActorOptions:
+    """Ray options of teacher server i: on a CPU beside everything else, on GPUs a device of its own.
+
+    Raises:
+        ResourceError: the cluster has no devices left for them.
+    """
+    need = teacher_devices(config)
+    if placement.device == "cpu" or not need:
+        return lambda _: placement.host
+    total, others = sum(_amount(node, "GPU") for node in _nodes()), config.num_devices
+    if need + others > total:
+        raise ResourceError(
+            f"distillation.teacher_models: {need} servers need a device each beside the {others} of trainer and "
+            f"rollout; the cluster has {total}. Lower num_replicas of a teacher, or run where there are more"
+        )
+    name = group_name(namespace_of(config), "teachers")
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * need
+    group = reserve(name, bundles, one_node=False, timeout_s=config.trainer.init_timeout_s)
+    return lambda index: _at(group, index, 1.0)
 
 
 def _lent(config: RunConfig) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 
 from verl_core.config import RunConfig, resolve
-from verl_core.trainer.assets import data_files, model_folder, with_assets
+from verl_core.trainer.assets import data_files, model_folder, teacher_folders, with_assets
 from verl_core.trainer.finish import Summary, finish
 from verl_core.trainer.open import close_trainer, open_trainer
 
 
 def ready(config: RunConfig) -> RunConfig:
-    """The configuration with its data files and start policy in place."""
+    """The configuration with its data files, start policy and teachers in place."""
     train, val = data_files(config)
-    return with_assets(config, train, val, model_folder(config))
+    return with_assets(config, train, val, model_folder(config), teacher_folders(config))
 
 
 def train(config: RunConfig) -> Summary:

@@ -26,6 +26,7 @@ from verl_core.record.owner import OwnerLock
 from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
 from verl_core.rollout.servers import Servers
+from verl_core.rollout.teachers.group import Teachers
 from verl_core.rollout.usage import ServerUsage
 from verl_core.trainer.feed import PromptFeed
 from verl_core.trainer.lent_devices import LentDevices
@@ -36,7 +37,7 @@ from verl_core.transfer.replay_buffer import ReplayBuffer
 from verl_core.weights.interface import WeightManifest
 
 # Generating and training; the rest of a step is overhead.
-WORK = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor")
+WORK = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "teacher")
 OVERLAP = "perf/overlap_s"
 KL_STATE = "actor/reward_kl_penalty_coeff_next"
 
@@ -72,6 +73,7 @@ class Session:
         overlaps: whether servers generate while the trainer works.
         lent: servers on the trainer's devices; None where nothing is lent.
         critic: None where no estimator reads values.
+        teachers: None without distillation.
         began: when this process began to serve the step that it is in.
         waited: seconds of this step for which it waited for servers to load weights, before that.
         noted: numbers that hooks leave for the record of the step.
@@ -106,6 +108,7 @@ class Session:
     check: Callable[[], None] = lambda: None
     lent: LentDevices | None = None
     critic: CriticEngine | None = None
+    teachers: Teachers | None = None
     noted: dict[str, float] = field(default_factory=dict)
     _used: dict[str, ServerUsage] = field(default_factory=dict)
     _published: WeightManifest | None = None

@@ -19,6 +19,7 @@ from verl_core.record.rewards import pack_rewards, read_rewards, unpack_rewards,
 from verl_core.record.rundir import Published, RunDir
 from verl_core.record.spool import StepSpool
 from verl_core.record.step_record import StepRecord, read_step_record, write_metrics, write_step_record
+from verl_core.record.teacher_file import TeacherScores, read_teacher, write_teacher
 from verl_core.record.trajectories import read_trajectories, write_trajectories
 from verl_core.trainer.feed import FeedState
 from verl_core.trainer.stage import StageName, StageOutput
@@ -142,6 +143,14 @@ class StepFiles:
         """Scores, aligned with the trajectories."""
         held = self._memory.get(("reward", step))
         return held if held is not None else read_rewards(self.run, step)
+
+    def teacher(self, step: int, batch: TrainBatch) -> TeacherScores | None:
+        """What the teachers said of the rows of `batch`; None when they were not asked yet."""
+        return read_teacher(self.run, step, batch)
+
+    def save_teacher(self, step: int, batch: TrainBatch, scores: TeacherScores) -> None:
+        """Publish it: before the batch, so that a crash between them asks nobody again."""
+        write_teacher(self.run, step, batch, scores)
 
     def save_batch(self, step: int, batch: TrainBatch, metrics: dict[str, float], durable: bool = False) -> StageOutput:
         """Publish the training batch. `durable`: a later step computes from these numbers (the KL coefficient does)."""

@@ -15,6 +15,12 @@ from verl_core.config.schema.cluster import GroupConfig, RayConfig
 from verl_core.config.schema.correction import RolloutCorrectionConfig
 from verl_core.config.schema.critic import CriticConfig, CriticModelConfig, CriticSettings
 from verl_core.config.schema.data import DataConfig, PrepareConfig, SamplingConfig
+from verl_core.config.schema.distillation import (
+    DistillationConfig,
+    DistillationLossConfig,
+    TeacherInferenceConfig,
+    TeacherModelConfig,
+)
 from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
@@ -34,6 +40,8 @@ __all__ = [
     "CriticSettings",
     "CustomRewardConfig",
     "DataConfig",
+    "DistillationConfig",
+    "DistillationLossConfig",
     "FilterGroupsConfig",
     "GroupConfig",
     "HybridRolloutConfig",
@@ -54,6 +62,8 @@ __all__ = [
     "SamplingConfig",
     "SeparateAsyncConfig",
     "SftConfig",
+    "TeacherInferenceConfig",
+    "TeacherModelConfig",
     "TrainerConfig",
     "V1Config",
     "ValConfig",

@@ -10,6 +10,7 @@ from verl_core.config.schema.algorithm import AlgorithmConfig
 from verl_core.config.schema.cluster import RayConfig
 from verl_core.config.schema.critic import CriticConfig
 from verl_core.config.schema.data import DataConfig
+from verl_core.config.schema.distillation import DistillationConfig
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.config.schema.rollout import RolloutConfig
 from verl_core.config.schema.sft import SftConfig
@@ -36,6 +37,7 @@ class RunConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -68,6 +70,11 @@ class RunConfig:
     def sessions_per_prompt(self) -> int:
         """Sessions of a training group: rollout.n, and the greedy one."""
         return self.actor_rollout_ref.rollout.n + (self.greedy_session is not None)
+
+    @property
+    def uses_task_rewards(self) -> bool:
+        """Whether the policy learns from the reward function, and not from teachers alone."""
+        return not self.distillation.enabled or self.distillation.distillation_loss.use_task_rewards
 
     @property
     def critic_path(self) -> str:

@@ -23,6 +23,7 @@ from verl_core.trainer.greedy import greedy_rewards, sampled_rows
 from verl_core.trainer.metrics import batch_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
+from verl_core.trainer.teachers import ask_teachers, with_distances, with_teachers
 from verl_core.trajectory import Bool, Reward, Trajectory
 
 VALUES = "values"
@@ -36,7 +37,11 @@ def advantage(session: Session, step: int) -> StageOutput:
     trajectories, greedy = session.files.trajectories(step), session.config.greedy_session
     batch = assemble(*sampled_rows(trajectories, scored, greedy))
     baseline = greedy_rewards(batch, trajectories, scored, greedy)
+    asked = ask_teachers(session, step, batch, trajectories)
     batch, metrics = _with_models(session, batch)
+    if asked is not None:
+        batch, told = with_teachers(session, batch, asked)
+        metrics |= told
     started = time.perf_counter()
     algorithm = session.config.algorithm
     if algorithm.use_kl_in_reward:
@@ -50,7 +55,9 @@ def advantage(session: Session, step: int) -> StageOutput:
     if not algorithm.rollout_correction.effective.bypass_mode:
         batch, correction_metrics = corrected(batch, algorithm)
         metrics |= correction_metrics
-    batch = with_advantages(batch, algorithm, parts, sampled, baseline)
+    if session.config.uses_task_rewards:
+        batch = with_advantages(batch, algorithm, parts, sampled, baseline)
+    batch = with_distances(batch, session.config.distillation)
     metrics |= batch_metrics(batch, sampled) | {"timing_s/adv": time.perf_counter() - started}
     return session.files.save_batch(step, batch, metrics, durable=algorithm.use_kl_in_reward)
 
