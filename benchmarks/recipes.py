@@ -31,8 +31,10 @@ RECIPES = (
     "cispo",
     "lora",
     "distillation",
+    "reward_model",
     "tool_agent",
 )
+NO_SCALE = ("reward_model",)  # their rewards have none: only validation counts
 
 
 def main() -> None:
@@ -67,7 +69,8 @@ def gained(name: str, folder: Path) -> dict[str, Any]:
     summary = runs.summary_of(folder)
     reward = (summary["reward_first5"], summary["reward_last5"])
     accuracy = (summary["val_before"], summary["val_after"])
-    gains = [after - before for before, after in (reward, accuracy) if before is not None and after is not None]
+    counted = (accuracy,) if name in NO_SCALE else (reward, accuracy)
+    gains = [after - before for before, after in counted if before is not None and after is not None]
     return {
         "name": name,
         "reward_before": reward[0],

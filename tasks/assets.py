@@ -53,8 +53,8 @@ def data_key(config: RunConfig) -> str:
     """Key of `prepare_data`'s cache: the places of files that are given; of rows that are built, also what from."""
     source = config.data.prepare
     if not source.enabled:
-        return _key([*config.data.train_files, *config.data.val_files])
-    return _key([assets.data_folder(config)], file_digest(source.file) if source.file else "")
+        return made_key([*config.data.train_files, *config.data.val_files])
+    return made_key([assets.data_folder(config)], file_digest(source.file) if source.file else "")
 
 
 def policy_key(config: RunConfig) -> str:
@@ -64,10 +64,10 @@ def policy_key(config: RunConfig) -> str:
         DataError: the rows that the policy would be taught cannot be read.
     """
     if not config.warm_start.enable:
-        return _key([config.actor_rollout_ref.model.path])
+        return made_key([config.actor_rollout_ref.model.path])
     from verl_core.warm_start import recipe_of
 
-    return _key([assets.policy_folder(config)], stable_hash(recipe_of(config)))
+    return made_key([assets.policy_folder(config)], stable_hash(recipe_of(config)))
 
 
 def teachers_key(config: RunConfig) -> str:
@@ -78,11 +78,11 @@ def teachers_key(config: RunConfig) -> str:
     """
     making = assets.teachers_made(config)
     if not making:
-        return _key([])
+        return made_key([])
     from verl_core.warm_start import recipe_of
 
     places = [assets.policy_folder(apart) for apart in making.values()]
-    return _key(places, stable_hash([[name, recipe_of(apart)] for name, apart in making.items()]))
+    return made_key(places, stable_hash([[name, recipe_of(apart)] for name, apart in making.items()]))
 
 
 def file_digest(file: str) -> str:
@@ -90,7 +90,7 @@ def file_digest(file: str) -> str:
     return file_sha256(Path(file)) if os.path.isfile(file) else ""
 
 
-def _key(places: list[str], content: str = "") -> str:
+def made_key(places: list[str], content: str = "") -> str:
     """Places and content while all places exist, else a key that no cached result has: flytekit cannot load a cached
     literal whose file was deleted since, so such a result must not be found."""
     there = all(_is_there(place) for place in places)

@@ -6,6 +6,8 @@ pyflyte run workflows/evaluate.py evaluate --config configs/quickstart.yaml \\
 
 from __future__ import annotations
 
+from typing import Any
+
 from flytekit import dynamic, workflow
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
@@ -15,6 +17,7 @@ from tasks.config import resolve_config
 from tasks.evaluation import content_of, score_checkpoint
 from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
+from tasks.reward_model import name_reward_model, reward_model, reward_place
 from verl_core.config import to_dict
 
 
@@ -24,7 +27,11 @@ def evaluation(
 ) -> dict[str, float]:
     """One RayJob of the configured size."""
     ready = with_assets(config, DataFiles(train, val), policy)
-    scored = score_checkpoint(config=to_dict(ready), checkpoint=checkpoint, content=content_of(checkpoint))
+    literal: Any = to_dict(ready)
+    if ready.trains_reward_model and ready.reward.reward_model.in_validation:
+        made = reward_model(config=literal, **reward_place(config, ready)).with_overrides(node_name="reward-model")
+        literal = name_reward_model(config=literal, model=made.model).with_overrides(node_name="name-reward-model")
+    scored = score_checkpoint(config=literal, checkpoint=checkpoint, content=content_of(checkpoint))
     size = ray_config(ready.ray, RayTaskConfig)
     return scored.with_overrides(node_name="evaluate", task_config=size, timeout=limit(ready.ray))
 

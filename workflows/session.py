@@ -15,6 +15,7 @@ from tasks.graph import chunks_of, new_meeting, planned_steps
 from tasks.literals import RolloutReport
 from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
+from tasks.reward_model import name_reward_model, reward_model, reward_place
 from tasks.step_tasks import PER_TASK, SHARED
 from tasks.streaming import StreamingRayConfig
 from tasks.streams import rollout_stream, rollout_stream_job, train_stream, train_stream_job
@@ -45,7 +46,11 @@ def session(
     """All nodes of the run. The holder has no edge to the steps, nor have the two streams to each other: they run at
     the same time."""
     ready = with_assets(config, DataFiles(train, val), policy, teachers)
+    literal: Any
     literal, held, rollout = to_dict(ready), 0.0, RolloutReport()
+    if ready.trains_reward_model:
+        made = reward_model(config=literal, **reward_place(config, ready)).with_overrides(node_name="reward-model")
+        literal = name_reward_model(config=literal, model=made.model).with_overrides(node_name="name-reward-model")
     if ready.ray.mode == "shared":
         size = ray_config(ready.ray, StreamingRayConfig)
         held = hold_cluster(config=literal).with_overrides(

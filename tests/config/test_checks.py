@@ -101,7 +101,10 @@ CONTRADICTIONS = [
     ),
     (["data.sampler.name=difficulty", "data.shuffle=false"], "data.shuffle: has no effect with data.sampler, which"),
     (["data.sampler.kwargs={floor: 1}"], "data.sampler.kwargs: has no effect without data.sampler.name or"),
-    (["reward.composite=[{name: a}]"], "reward.composite: part 0 needs exactly one of verifier, function, remote; got"),
+    (
+        ["reward.composite=[{name: a}]"],
+        "reward.composite: part 0 needs exactly one of verifier, function, remote, reward_model; got",
+    ),
     (["reward.composite=[{name: score, verifier: row}]"], "part 0 needs a name, and another than 'score'; got"),
     (["reward.composite=[{name: a, function: f.py}]"], "part 0 needs its function as file.py:name or module:name; got"),
     (["reward.composite=[{name: a, verifer: row}]"], "part 0 has an unknown key 'verifer'; known are name, weight, "),

@@ -184,7 +184,7 @@ def test_a_refused_key_does_not_hide_those_that_begin_like_it() -> None:
         ("critic.ppo_micro_batch_size_per_gpu", "critic.ppo_max_token_len_per_gpu"),
         ("critic.model.override_config", "not supported yet"),
         ("reward.reward_manager.name", "data_source"),
-        ("reward.reward_model.enable", "not supported yet"),
+        ("reward.reward_model.rollout.name", "transformers scores here"),
         ("reward.sandbox_fusion.url", "reward.sandbox"),
         ("reward.reward_kwargs.overlong_buffer_cfg.len", "use reward.overlong_buffer"),
         ("reward_model.overlong_buffer.enable", "use reward.overlong_buffer"),

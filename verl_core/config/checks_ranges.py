@@ -154,6 +154,10 @@ RANGES: dict[str, Range] = {
     "reward.remote.retries": _NATURAL,
     "reward.remote.timeout_s": _POSITIVE,
     "reward.remote.deadline_s": _POSITIVE,
+    "reward.reward_model.nnodes": _NATURAL,
+    "reward.reward_model.n_gpus_per_node": _COUNT,
+    "reward.reward_model.max_token_len_per_gpu": _COUNT,
+    "reward.reward_model.timeout_s": _POSITIVE,
     "reward.sandbox.cpu_s": _COUNT,
     "reward.sandbox.wall_s": _POSITIVE,
     "reward.sandbox.memory_mb": Range(64),
@@ -209,6 +213,14 @@ RANGES: dict[str, Range] = {
     "warm_start.hidden_size": Range(32),
     "warm_start.num_layers": _COUNT,
     "warm_start.seed": _SEED,
+    "reward_training.pairs": _COUNT,
+    "reward_training.val_pairs": _NATURAL,
+    "reward_training.batch_size": _COUNT,
+    "reward_training.steps": _COUNT,
+    "reward_training.lr": _POSITIVE,
+    "reward_training.max_token_len_per_gpu": _COUNT,
+    "reward_training.save_freq": _COUNT,
+    "reward_training.seed": _SEED,
 }
 
 # Why a bound is where it is, when the number alone does not tell.

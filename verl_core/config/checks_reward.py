@@ -8,7 +8,7 @@ from typing import Any
 from verl_core.config.checks import Facts, check, no_effect
 
 _REMOTE, _OVERLONG = "reward.remote", "reward.overlong_buffer"
-_SOURCES = ("verifier", "function", "remote")
+_SOURCES = ("verifier", "function", "remote", "reward_model")
 
 
 @check
@@ -36,10 +36,10 @@ def _problem(entry: dict[str, Any]) -> str:
         return f"needs exactly one of {', '.join(_SOURCES)}"
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < 1e30:
         return "needs a finite number as its weight"
-    if entry.get("remote") not in (None, False, True) or not all(
+    if any(entry.get(key) not in (None, False, True) for key in ("remote", "reward_model")) or not all(
         isinstance(entry.get(key, ""), str) for key in ("verifier", "function")
     ):
-        return "needs text as its verifier or function, true as its remote"
+        return "needs text as its verifier or function, true as its remote or reward_model"
     if entry.get("function") and not all(entry["function"].rpartition(":")[::2]):
         return "needs its function as file.py:name or module:name"
     return ""

@@ -106,6 +106,8 @@ def the_cluster_has_the_devices(facts: Facts) -> Iterator[str]:
     alone, alone_is = facts.config.num_devices - ranks, "actor_rollout_ref.rollout.nnodes x n_gpus_per_node"
     if teachers := teacher_devices(facts.config):
         ranks, whose = ranks + teachers, f"{whose} + one per server of a teacher"
+    if judges := facts.config.reward_devices:  # beside the trainer, in whichever cluster that is
+        ranks, whose = ranks + judges, f"{whose} + reward.reward_model.nnodes x n_gpus_per_node"
     if ray.mode == "split":
         yield from _too_few("worker", ray.head, ray.worker, ranks, whose)
         yield from _too_few("rollout", ray.head, ray.rollout, alone, alone_is)

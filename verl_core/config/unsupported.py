@@ -162,7 +162,11 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         "reward.reward_manager",
         "known in verl; the verifier is chosen by data_source, or give reward.custom_reward_function",
     ),
-    ("reward.reward_model", f"{_LATER}; give a function in reward.custom_reward_function"),
+    (
+        "reward.reward_model.rollout",
+        "known in verl; transformers scores here, in batches of reward.reward_model.max_token_len_per_gpu tokens",
+    ),
+    ("reward.reward_model.tokenizer*", "known in verl; the tokenizer is that of the reward model's folder; delete it"),
     ("reward.sandbox_fusion", "known in verl; code is run here: data sources code and code_fraction, reward.sandbox"),
     ("reward.reward_kwargs.overlong_buffer_cfg", "known in verl; use reward.overlong_buffer"),
     ("reward_model.overlong_buffer", "in verl's older place; use reward.overlong_buffer"),

@@ -77,13 +77,18 @@ CHANGEABLE = (
     "actor_rollout_ref.actor.call_timeout_s",
     "actor_rollout_ref.rollout.request_timeout_s",
     "reward.num_workers",
+    "reward.reward_model.enable_resource_pool",
+    "reward.reward_model.nnodes",
+    "reward.reward_model.n_gpus_per_node",
+    "reward.reward_model.timeout_s",
+    "reward_training.save_freq",
     "reward.remote.max_concurrency",
     "reward.remote.requests_per_second",
     "distillation.call_timeout_s",
     "ray",
 )
 _LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
-_ASSET = re.compile(r".*/assets/((?:policy|data)-[0-9a-f]{12,}(?:/.*)?)", re.DOTALL)
+_ASSET = re.compile(r".*/assets/((?:policy|data|reward)-[0-9a-f]{12,}(?:/.*)?)", re.DOTALL)
 
 
 def resume_difference(old: RunConfig, new: RunConfig) -> list[str]:

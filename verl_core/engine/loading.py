@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CAUSAL, BACKBONE = "AutoModelForCausalLM", "AutoModel"  # names in transformers
+CLASSIFIER = "AutoModelForSequenceClassification"
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -50,6 +51,21 @@ def load_backbone(path: str) -> PreTrainedModel:
         ModelError: see `load_model`.
     """
     return _load(path, BACKBONE, "critic.model.path")
+
+
+def load_classifier(path: str) -> PreTrainedModel:
+    """The sequence classifier with one label at `path`: a reward model.
+
+    Raises:
+        ModelError: see `load_model`; also another number of labels.
+    """
+    model = _load(path, CLASSIFIER, "reward.reward_model.model_path")
+    if model.config.num_labels != 1:
+        raise ModelError(
+            f"{path!r} is a classifier with {model.config.num_labels} labels; a reward model has one. Train one with "
+            "workflows/reward_model.py, or name another in reward.reward_model.model_path"
+        )
+    return model
 
 
 def _load(path: str, kind: str, key: str) -> PreTrainedModel:

@@ -18,12 +18,13 @@ ROW = "row"  # the verifier of the row's own data source
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One entry of reward.composite. Exactly one of the three sources is given.
+    """One entry of reward.composite. Exactly one of the four sources is given.
 
     Attributes:
         verifier: a data source of the registry, or `row`.
         function: `file.py:name` or `module:name`.
         remote: whether reward.remote scores it.
+        reward_model: whether reward.reward_model does.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Part:
     verifier: str = ""
     function: str = ""
     remote: bool = False
+    reward_model: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether a function scores it, in one of the run's processes."""
+        return not (self.remote or self.reward_model)
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Part:

@@ -6,18 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from verl_core.trajectory import Reward
+from verl_core.trajectory import Int32, Reward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTokens:
+    """What a reward model reads: the ids as they were sampled, and the chat for one of another vocabulary."""
+
+    prompt_ids: Int32
+    response_ids: Int32
+    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a reward function is asked about. `solution` is the decoded response without special tokens."""
+    """What a reward function is asked about. `solution` is the decoded response without special tokens; `tokens` are
+    there for a reward model only, and never travel to a reward process."""
 
     key: str
     data_source: str
     solution: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    tokens: SampleTokens | None = None
 
 
 class RewardFunction(Protocol):

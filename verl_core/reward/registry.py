@@ -104,7 +104,7 @@ def reward_for(data_source: str, config: RewardConfig) -> RewardFunction:
         RewardError: nothing fits (the message lists what is known), or the function cannot be loaded.
     """
     if config.composite:
-        local = [part for part in parts_of(config) if not part.remote]
+        local = [part for part in parts_of(config) if part.local]
         return weighted([(part, _part_function(part, data_source, config)) for part in local])
     if config.custom_reward_function.path:
         return load_custom(config.custom_reward_function)
@@ -133,8 +133,9 @@ def check_sources(sources: Iterable[str], config: RewardConfig | None = None) ->
         RewardError: as `reward_for`, for the first source in sorted order without one.
     """
     settings = RewardConfig() if config is None else config
-    if settings.remote.url and not settings.composite:
-        return  # the service scores them all
+    model = settings.reward_model
+    if not settings.composite and (settings.remote.url or (model.enable and model.in_validation)):
+        return  # the service, or the reward model, scores them all
     for source in sorted(set(sources)):
         reward_for(source, settings)
 

@@ -67,6 +67,6 @@ def launch_scorer(config: RewardConfig, namespace: str, sources: Sequence[str]) 
     is_remote = any(part.remote for part in parts) if parts else bool(config.remote.url)
     if not is_remote:
         return RewardWorkers.attach_or_launch(config, namespace, sources)
-    is_local = any(not part.remote for part in parts)
+    is_local = any(part.local for part in parts)
     local = RewardWorkers.attach_or_launch(config, namespace, sources) if is_local else None
     return CompositeScorer(config, local, RemoteRewards(config.remote))

@@ -17,7 +17,6 @@ from verl_core.engine.worker_group import CriticGroup, PolicyGroup
 from verl_core.errors import VerlError
 from verl_core.record.rundir import RunDir
 from verl_core.reward.interface import Scorer
-from verl_core.reward.scorer import launch_scorer
 from verl_core.rollout.agent_manager import AgentLoopManagerTQ
 from verl_core.rollout.legacy_manager import AgentLoopManager
 from verl_core.rollout.remote import RemoteAgents, RemoteServers
@@ -28,6 +27,7 @@ from verl_core.trainer.device_weights import connect_devices
 from verl_core.trainer.ground import Ground
 from verl_core.trainer.placement import place, place_teachers
 from verl_core.trainer.ray_session import namespace_of, run_root
+from verl_core.trainer.scoring import launch_scoring
 from verl_core.trajectory import Prompt
 from verl_core.transfer.host import StoreHost
 from verl_core.transfer.interface import TrajectoryStore
@@ -184,7 +184,7 @@ def _begin(
     policy = pool.submit(
         PolicyGroup.attach_or_launch, config, namespace, total_steps, placement.policy, folder, placement.device
     )
-    scorer = pool.submit(launch_scorer, config.reward, namespace, sources)
+    scorer = pool.submit(launch_scoring, config, ground, sources)
     lent, critic = pool.submit(_lent, config, ground), pool.submit(_critic, config, total_steps, ground)
     teachers = pool.submit(_teachers, config, ground)
     if away is not None:

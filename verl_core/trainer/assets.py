@@ -1,4 +1,4 @@
-"""What a run needs before it starts: data files and a policy folder, found or made.
+"""What a run needs before it starts: data files, a policy folder, a reward model's where it has one; found or made.
 
 Invariant: what is made lands under <default_local_dir>/assets/<kind>-<hash of its settings>, whole or not at all; the
 same settings give the same path, so a rerun finds it. That place is a local folder, never a URL.
@@ -11,7 +11,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, Literal
 
 from verl_core.config import RunConfig, from_dict, stable_hash, to_dict
-from verl_core.config.schema import PrepareConfig, WarmStartConfig
+from verl_core.config.schema import PrepareConfig, RewardTrainingConfig, WarmStartConfig
 from verl_core.config.teachers import Teacher, teachers_of
 from verl_core.data.prepare import prepare
 from verl_core.errors import ConfigError
@@ -20,6 +20,7 @@ from verl_core.errors import ConfigError
 _MADE = {
     "data": ("data.prepare", "data.train_files and data.val_files", "leave data.prepare out"),
     "policy": ("warm_start", "actor_rollout_ref.model.path", "set warm_start.enable=false"),
+    "reward": ("reward_training", "reward.reward_model.model_path", "set reward_training.enable=false"),
 }
 
 
@@ -91,6 +92,29 @@ def policy_folder(config: RunConfig) -> str:
     return _asset(config, "policy", made, *taught, [turns.format, turns.tools, turns.tool_config_path])
 
 
+def reward_folder(config: RunConfig) -> str:
+    """Where the reward model of `reward_training` belongs; it depends on the policy that it starts from and on the rows
+    that its pairs are built of.
+
+    Args:
+        config: as the user wrote it, before assets took the place of how they are made.
+
+    Raises:
+        ConfigError: trainer.default_local_dir is a URL.
+    """
+    data, training = config.data, config.reward_training
+    start = [config.warm_start, config.actor_rollout_ref.model.path]
+    return _asset(config, "reward", training, *start, data.prepare, data.train_files, data.max_response_length)
+
+
+def with_reward_model(ready: RunConfig, folder: str) -> RunConfig:
+    """A copy that names the trained reward model instead of how to train it."""
+    named = from_dict(to_dict(ready))
+    named.reward_training = RewardTrainingConfig()
+    named.reward.reward_model.model_path = folder
+    return named
+
+
 def with_assets(
     config: RunConfig, train: list[str], val: list[str], model: str, teachers: dict[str, str] | None = None
 ) -> RunConfig:
@@ -111,7 +135,7 @@ def with_assets(
     return ready
 
 
-def _asset(config: RunConfig, kind: Literal["data", "policy"], *settings: object) -> str:
+def _asset(config: RunConfig, kind: Literal["data", "policy", "reward"], *settings: object) -> str:
     root = config.trainer.default_local_dir
     if "://" in root:
         made, named, off = _MADE[kind]

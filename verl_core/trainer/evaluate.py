@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 from verl_core.config import RunConfig, from_dict, to_dict
-from verl_core.config.schema import GroupConfig, V1Config
+from verl_core.config.schema import GroupConfig, RewardConfig, RewardModelConfig, V1Config
 from verl_core.errors import DataError
 from verl_core.record.checkpoints import content_digest
 from verl_core.trainer.open import close_trainer, open_trainer
@@ -34,6 +34,8 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
     apart = in_one_cluster(config)
     apart.critic.enable = False  # nobody reads values here
     apart.distillation.enabled = False
+    if not apart.reward.reward_model.in_validation:
+        without_reward_model(apart.reward)
     apart.trainer.experiment_name += f"-eval-{folder_name(config, checkpoint)}"
     apart.trainer.resume_mode = "resume_path" if checkpoint else "auto"
     apart.trainer.resume_from_path = checkpoint
@@ -44,6 +46,12 @@ def evaluate(config: RunConfig, checkpoint: str) -> dict[str, float]:
             return trainer.validate(step)
     finally:
         close_trainer(apart)
+
+
+def without_reward_model(reward: RewardConfig) -> None:
+    """Leave out, where it stands, a reward model that does not score validation."""
+    reward.reward_model = RewardModelConfig()
+    reward.composite = [entry for entry in reward.composite if not entry.get("reward_model")]
 
 
 def in_one_cluster(config: RunConfig) -> RunConfig:

@@ -24,6 +24,7 @@ Part = Literal["all", "trainer", "rollout", "teachers"]  # of a run that is in t
 PARTS: tuple[Part, ...] = ("all", "trainer", "rollout", "teachers")
 # Of one device; a critic takes half of the policy's share. Ray only counts; memory is shared by sleeping and waking.
 _POLICY_SHARE, _SERVER_SHARE = 0.6, 0.4
+_JUDGE_SHARE = 0.1  # of a reward model beside them, taken off the policy's
 _PIN = 0.001  # of the resource that every Ray node has under its own address: takes nothing, names the node
 
 
@@ -47,6 +48,7 @@ class Placement:
         host: options of a task on the host of rank 0.
         num_servers: how many servers to start.
         lent: options of server i on the trainer's devices, and how many there are; 0 unless they are lent.
+        judge: options of worker i of the reward model, and how many there are; 0 unless there is one.
     """
 
     device: str
@@ -58,6 +60,8 @@ class Placement:
     lent: ActorOptions
     critic: ActorOptions
     num_lent: int = 0
+    judge: ActorOptions = lambda index: {}
+    num_judges: int = 0
 
 
 def group_name(namespace: str, part: Part = "all") -> str:
@@ -77,7 +81,10 @@ def place(config: RunConfig, part: Part = "all") -> Placement:
     """
     device, ranks = device_of(config), 0 if part == "rollout" else config.world_size
     alone = 0 if part == "trainer" else rollout_devices(config)
+    own = 0 if part == "rollout" else config.reward_devices
+    judges = 0 if part == "rollout" else own or (config.world_size if config.colocates_reward_model else 0)
     _require(config, ranks, alone if device == "cuda" else 0, device)
+    _require_judges(config, ranks, alone, own if device == "cuda" else 0)
     servers = _servers(config, ranks, device)
     if device == "cuda" and _lent(config):
         raise ConfigError(
@@ -92,12 +99,16 @@ def place(config: RunConfig, part: Part = "all") -> Placement:
         def anywhere(_: int) -> dict[str, Any]:
             return here
 
-        return Placement(device, group, anywhere, anywhere, here, servers, anywhere, anywhere, _lent(config))
-    bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone)
+        return Placement(
+            device, group, anywhere, anywhere, here, servers, anywhere, anywhere, _lent(config), anywhere, judges
+        )
+    bundles = [{"GPU": 1.0, "CPU": 1.0}] * (ranks + alone + own)
     group = reserve(name, bundles, one_node=config.trainer.nnodes == 1 and not alone, timeout_s=limit)
     apart = rollout_devices(config) > 0
     first, policy_share, server_share = (ranks, 1.0, 1.0) if apart else (0, _POLICY_SHARE, _SERVER_SHARE)
+    policy_share -= _JUDGE_SHARE if config.colocates_reward_model else 0.0
     trained_share = policy_share / 2 if config.needs_critic else policy_share
+    judge_at, judge_share = (ranks + alone, 1.0) if own else (0, _JUDGE_SHARE)
     return Placement(
         device,
         group,
@@ -107,6 +118,8 @@ def place(config: RunConfig, part: Part = "all") -> Placement:
         servers,
         lambda index: _at(group, index, _SERVER_SHARE),
         lambda rank: _at(group, rank, trained_share),
+        judge=lambda index: _at(group, judge_at + index, judge_share),
+        num_judges=judges,
     )
 
 
@@ -119,7 +132,7 @@ def place_teachers(config: RunConfig, placement: Placement) -> ActorOptions:
     need = teacher_devices(config)
     if placement.device == "cpu" or not need:
         return lambda _: placement.host
-    total, others = sum(_amount(node, "GPU") for node in _nodes()), config.num_devices
+    total, others = sum(_amount(node, "GPU") for node in _nodes()), config.num_devices + config.reward_devices
     if need + others > total:
         raise ResourceError(
             f"distillation.teacher_models: {need} servers need a device each beside the {others} of trainer and "
@@ -161,6 +174,22 @@ def _require(config: RunConfig, ranks: int, alone: int, device: str) -> None:
         raise ResourceError(
             f"trainer.n_gpus_per_node asks for {ranks} {device} devices of one node, the largest has {max(have)}. "
             "Lower it, or raise trainer.nnodes."
+        )
+
+
+def _require_judges(config: RunConfig, ranks: int, alone: int, own: int) -> None:
+    """Raise ResourceError unless there are devices for the reward model beside those of trainer and rollout; on
+    the same node where these must be on one."""
+    if not own:
+        return
+    have = [_amount(node, "GPU") for node in _nodes()]
+    one_node = config.trainer.nnodes == 1 and not alone
+    if ranks + alone + own > (max(have) if one_node else sum(have)):
+        raise ResourceError(
+            f"the reward model's {own} devices (reward.reward_model.nnodes x n_gpus_per_node) and the {ranks + alone} "
+            f"of trainer and rollout make {ranks + alone + own}, the nodes have {have}"
+            f"{' and all must be on one' if one_node else ''}. Lower one of them, or let the reward model share the "
+            "trainer's with reward.reward_model.enable_resource_pool=false"
         )
 
 

@@ -8,6 +8,8 @@ differs, for each stage persists its output under the step's folder and a stage 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from verl_core.trainer import stages
 from verl_core.trainer.session import Session
@@ -61,7 +63,11 @@ class PPOTrainer:
 
     def reward(self, step: int) -> StageOutput:
         """Score the step's trajectories."""
-        return self.session.files.finished("reward", step) or stages.reward(self.session, step)
+        if (done := self.session.files.finished("reward", step)) is not None:
+            return done
+        if self.session.config.colocates_reward_model:
+            self.on_sample_end(step)
+        return stages.reward(self.session, step)
 
     def advantage(self, step: int) -> StageOutput:
         """Old and reference log-probs under one frozen policy, values, KL in the reward, advantages."""
@@ -101,9 +107,20 @@ class PPOTrainer:
     def validate(self, step: int) -> dict[str, float]:
         """Validation under the weights of `step`."""
         self.on_validate_begin(step)
-        metrics = validate(self.session, step)
+        metrics = validate(self.session, step, self._scoring(step))
         self.on_validate_end(step)
         return metrics
+
+    @contextmanager
+    def _scoring(self, step: int) -> Iterator[None]:
+        """Around the scoring of a validation: servers make room for a reward model on their devices, and go on."""
+        reward = self.session.config.reward.reward_model
+        takes_turns = self.session.config.colocates_reward_model and reward.in_validation
+        if takes_turns:
+            self.on_sample_end(step + 1)
+        yield
+        if takes_turns:
+            self.on_validate_begin(step)
 
     def _restore(self, step: int) -> None:
         """Weights of `step`; the devices are the trainer's while batches are replayed. Also: is the run still ours?"""
@@ -129,7 +146,7 @@ class PPOTrainer:
 
     def on_sample_end(self, step: int) -> None:
         """The batch is here and the trainer wants the devices; colocated modes free them. Called again before each
-        stage that trains, since a process may start there."""
+        stage that uses them, since a process may start there."""
 
     def on_step_end(self, step: int) -> None:
         """Weights of the step are checkpointed if due; publish them here."""

@@ -5,15 +5,27 @@ from __future__ import annotations
 import sys
 
 from verl_core.config import RunConfig, resolve
-from verl_core.trainer.assets import data_files, model_folder, teacher_folders, with_assets
+from verl_core.trainer.assets import (
+    data_files,
+    model_folder,
+    reward_folder,
+    teacher_folders,
+    with_assets,
+    with_reward_model,
+)
 from verl_core.trainer.finish import Summary, finish
 from verl_core.trainer.open import close_trainer, open_trainer
 
 
 def ready(config: RunConfig) -> RunConfig:
-    """The configuration with its data files, start policy and teachers in place."""
+    """The configuration with its data files, start policy, teachers and reward model in place."""
     train, val = data_files(config)
-    return with_assets(config, train, val, model_folder(config), teacher_folders(config))
+    placed = with_assets(config, train, val, model_folder(config), teacher_folders(config))
+    if not placed.trains_reward_model:
+        return placed
+    from verl_core.reward_training import train_reward_model
+
+    return with_reward_model(placed, train_reward_model(placed, reward_folder(config)).path)
 
 
 def train(config: RunConfig) -> Summary:

@@ -16,6 +16,7 @@ from typing import Any
 
 from verl_core.algorithms.kl_control import KLController, build_kl_controller
 from verl_core.config import RunConfig
+from verl_core.data.row import DatasetRow
 from verl_core.data.stream import PromptStream
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.engine.interface import CriticEngine, PolicyEngine, TrainedEngine
@@ -157,11 +158,18 @@ class Session:
 
     def truth_of(self, ordinal: int, validation: bool = False) -> tuple[Any, dict[str, Any]]:
         """(ground truth, extra info) of the row that was served at `ordinal`."""
+        row = self._row_at(ordinal, validation)
+        return row.ground_truth, row.extra_info
+
+    def messages_of(self, ordinal: int, validation: bool = False) -> list[dict[str, Any]]:
+        """The chat of the row that was served at `ordinal`."""
+        return self._row_at(ordinal, validation).messages
+
+    def _row_at(self, ordinal: int, validation: bool) -> DatasetRow:
         stream = self.validation if validation else self.stream
         if stream is None:
             raise ValueError("there is no validation set")
-        row = stream.row_at(ordinal)
-        return row.ground_truth, row.extra_info
+        return stream.row_at(ordinal)
 
     # ---- policy and servers
 

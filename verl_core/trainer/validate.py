@@ -4,17 +4,29 @@ counts as 0."""
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
+from verl_core.reward.interface import Scorer
+from verl_core.reward.model_scorer import ModelScorer
 from verl_core.trainer.session import Session
 from verl_core.trainer.stages.reward import samples_of
 from verl_core.trajectory import Prompt, Reward, Trajectory
 from verl_core.validation.metrics import validation_metrics
 
 
-def validate(session: Session, step: int) -> dict[str, float]:
+def judge_of(session: Session) -> Scorer:
+    """Who scores validation."""
+    scorer = session.scorer
+    return scorer.for_validation if isinstance(scorer, ModelScorer) else scorer
+
+
+def validate(session: Session, step: int, scoring: AbstractContextManager[None] | None = None) -> dict[str, float]:
     """Sample all validation prompts, in batches of data.val_batch_size, score them, and return `val-core/` and
     `val-aux/` metrics; an empty validation set gives an empty dict. A validation that was done before is read from
     the step's folder.
+
+    Args:
+        scoring: what is done around the scoring: a reward model may have to be given the servers' devices.
 
     Raises:
         DeadlineExceeded, RewardError: as in the rollout and reward stages.
@@ -36,7 +48,8 @@ def validate(session: Session, step: int) -> dict[str, float]:
         session.validation_buffer.clear(groups)
     if not asked:
         return {}
-    rewards = session.scorer.score(samples_of(session, rows, validation=True))
+    with scoring or nullcontext():
+        rewards = judge_of(session).score(samples_of(session, rows, validation=True))
     metrics = validation_metrics(asked, rows, _by_key(rewards))
     metrics["timing_s/testing"] = time.perf_counter() - started
     session.files.save_validation(step, metrics)

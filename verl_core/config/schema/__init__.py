@@ -21,7 +21,8 @@ from verl_core.config.schema.distillation import (
     TeacherInferenceConfig,
     TeacherModelConfig,
 )
-from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig
+from verl_core.config.schema.reward import CustomRewardConfig, RewardConfig, RewardModelConfig
+from verl_core.config.schema.reward_training import RewardTrainingConfig
 from verl_core.config.schema.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValConfig
 from verl_core.config.schema.run import ActorRolloutRefConfig, RunConfig
 from verl_core.config.schema.sft import SftConfig
@@ -55,6 +56,8 @@ __all__ = [
     "RayConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardModelConfig",
+    "RewardTrainingConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
     "RunConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass
@@ -51,6 +51,33 @@ class RemoteRewardConfig:
 
 
 @dataclass
+class RewardModelConfig:
+    """A sequence classifier with one label that scores what was sampled; see `verl_core.reward.model_scorer`.
+
+    Attributes:
+        enable: it scores, alone or as the part of `composite` that says `reward_model: true`.
+        enable_resource_pool: it has devices of its own, nnodes x n_gpus_per_node; else it takes turns with the
+            servers on the trainer's.
+        n_gpus_per_node: null = trainer.n_gpus_per_node. On a CPU: workers.
+        model_path: folder in the form of transformers, with its tokenizer.
+        dtype: of its matrix products.
+        max_token_len_per_gpu: token budget of a batch, padding included.
+        timeout_s: of one batch; its samples are quarantined after it and its worker is started again.
+        in_validation: it scores validation too; else the other parts, or the rows' verifiers, do.
+    """
+
+    enable: bool = False
+    enable_resource_pool: bool = False
+    nnodes: int = 0
+    n_gpus_per_node: int | None = None
+    model_path: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_token_len_per_gpu: int = 16384
+    timeout_s: float = 120.0
+    in_validation: bool = True
+
+
+@dataclass
 class SandboxConfig:
     """Limits of one run of a policy's code; see `verl_core.reward.sandbox`.
 
@@ -77,8 +104,8 @@ class RewardConfig:
     timeout_s: budget of one sample; a sample over it is quarantined and its process replaced.
     error_budget: share of a step's samples that may be quarantined before the run stops.
     composite: named parts whose weighted sum is the score: mappings with `name`, `weight` (1 when left out) and one of
-        `verifier` (a data source, or `row`: the row's own), `function` (`file.py:name` or `module:name`) and `remote`
-        (true). Empty = one function.
+        `verifier` (a data source, or `row`: the row's own), `function` (`file.py:name` or `module:name`), `remote`
+        (true) and `reward_model` (true). Empty = one function.
     """
 
     num_workers: int = 1
@@ -89,3 +116,4 @@ class RewardConfig:
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
     remote: RemoteRewardConfig = field(default_factory=RemoteRewardConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)

@@ -12,6 +12,7 @@ from verl_core.config.schema.critic import CriticConfig
 from verl_core.config.schema.data import DataConfig
 from verl_core.config.schema.distillation import DistillationConfig
 from verl_core.config.schema.reward import RewardConfig
+from verl_core.config.schema.reward_training import RewardTrainingConfig
 from verl_core.config.schema.rollout import RolloutConfig
 from verl_core.config.schema.sft import SftConfig
 from verl_core.config.schema.trainer import TrainerConfig
@@ -42,6 +43,7 @@ class RunConfig:
     ray: RayConfig = field(default_factory=RayConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    reward_training: RewardTrainingConfig = field(default_factory=RewardTrainingConfig)
 
     @property
     def needs_reference(self) -> bool:
@@ -92,6 +94,24 @@ class RunConfig:
         rollout = self.actor_rollout_ref.rollout
         alone = rollout.nnodes * (rollout.n_gpus_per_node or self.trainer.n_gpus_per_node)
         return self.world_size + alone
+
+    @property
+    def trains_reward_model(self) -> bool:
+        """Whether a run makes its reward model first."""
+        return self.reward_training.enable and self.reward.reward_model.enable
+
+    @property
+    def reward_devices(self) -> int:
+        """Devices, or workers on a CPU, of the reward model alone; 0 where it has none or shares the trainer's."""
+        model = self.reward.reward_model
+        if not (model.enable and model.enable_resource_pool):
+            return 0
+        return model.nnodes * (model.n_gpus_per_node or self.trainer.n_gpus_per_node)
+
+    @property
+    def colocates_reward_model(self) -> bool:
+        """Whether a reward model takes turns with the servers on the trainer's devices."""
+        return self.reward.reward_model.enable and not self.reward.reward_model.enable_resource_pool
 
     @property
     def max_model_len(self) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verl_core.reward.budget import check_budget
-from verl_core.reward.interface import Sample
+from verl_core.reward.interface import Sample, SampleTokens
+from verl_core.reward.model_scorer import ModelScorer
 from verl_core.reward.overlong import with_overlong_penalty
 from verl_core.trainer.metrics import reward_metrics
 from verl_core.trainer.session import Session
@@ -77,8 +78,16 @@ def samples_of(session: Session, trajectories: Sequence[Trajectory], validation:
     samples = []
     for row, text in zip(trajectories, texts, strict=True):
         truth, extra = session.truth_of(row.ordinal, validation)
-        samples.append(Sample(row.key, row.data_source, text, truth, {**extra, **row.extra}))
+        tokens = _tokens_of(session, row, validation)
+        samples.append(Sample(row.key, row.data_source, text, truth, {**extra, **row.extra}, tokens))
     return samples
+
+
+def _tokens_of(session: Session, row: Trajectory, validation: bool) -> SampleTokens | None:
+    """What a reward model reads; None where there is none."""
+    if not isinstance(session.scorer, ModelScorer):
+        return None
+    return SampleTokens(row.prompt_ids, row.response_ids, session.messages_of(row.ordinal, validation))
 
 
 def unscored_groups(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, str]:

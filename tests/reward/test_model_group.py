@@ -1,0 +1,80 @@
+"""Every row gets an outcome, whatever its worker does: real Ray actors, scripted ones instead of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import ray
+
+from tests.reward.scripted_judge import DIE, DIE_ONCE, HANG, NAN, RAISE, ScriptedJudge
+from verl_core.config.schema import RewardModelConfig
+from verl_core.engine.reward_worker import RewardModelFacts
+from verl_core.reward.model_group import Failure, Outcome, RewardModelGroup
+from verl_core.trajectory import Int32
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardModelGroup]:
+    """Two workers; rows of two tokens go two by two."""
+    tmp_path = tmp_path_factory.mktemp("judges")
+    settings = RewardModelConfig(model_path="scripted", max_token_len_per_gpu=4, timeout_s=1.5)
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "lifetime": "detached"}
+    made = {
+        f"judge-{i}": ray.remote(ScriptedJudge)
+        .options(name=f"judge-{i}", namespace=tmp_path.name, **options)
+        .remote(str(tmp_path))
+        for i in range(2)
+    }
+    found = RewardModelGroup(settings, tmp_path.name, made, 60.0)
+    found.facts = RewardModelFacts(vocabulary=1000, max_positions=3, pid=0, awake=True)
+    ray.get([actor.facts.remote() for actor in made.values()], timeout=60)
+    yield found
+    found.shutdown()
+
+
+def rows(*pairs: tuple[int, ...]) -> list[Int32]:
+    return [np.asarray(pair, dtype=np.int32) for pair in pairs]
+
+
+def reason(outcome: Outcome) -> str:
+    assert isinstance(outcome, Failure)
+    return f"{outcome.status}: {outcome.reason}"
+
+
+def test_order_is_kept_and_what_cannot_be_read_is_told(group: RewardModelGroup) -> None:
+    many = rows(*((i, 1) for i in range(9)))
+    assert group.score(many) == [float(i + 1) for i in range(9)]
+    assert group.score([]) == []
+    scores = group.score(rows((1, 2), (1, 2, 3, 4), (), (1, 2000), (5,)))
+    assert (scores[0], scores[4]) == (3.0, 5.0)
+    assert "raised: 4 tokens, the reward model reads 3" in reason(scores[1])
+    assert "no token to score" in reason(scores[2])
+    assert "token 2000, the reward model knows 1000" in reason(scores[3])
+
+
+def test_a_batch_that_hangs_raises_or_kills_costs_itself_only(group: RewardModelGroup) -> None:
+    asked = rows((HANG, 1), (HANG, 2), (DIE, 1), (DIE, 2), (RAISE, 1), (RAISE, 2), (1, 1), (2, 2))
+    found = group.score(asked)
+    assert found[6:] == [2.0, 4.0]
+    for outcome in found[:2]:
+        said = "timeout: no score within 1.5 s (reward.reward_model.timeout_s) for a batch of 2 rows in judge-"
+        assert said in reason(outcome)
+    assert all("raised: the reward model's worker died 2 times over its batch" in reason(one) for one in found[2:4])
+    assert all("ValueError: no such expert" in reason(one) for one in found[4:6])
+    assert group.score(rows((1, 1), (2, 2), (3, 3), (4, 4))) == [2.0, 4.0, 6.0, 8.0]  # all workers are back
+
+
+def test_a_worker_that_dies_once_costs_nothing(group: RewardModelGroup) -> None:
+    assert group.score(rows((DIE_ONCE, 1), (DIE_ONCE, 2), (1, 1))) == [905.0, 906.0, 2.0]
+
+
+def test_not_a_number_stays_with_its_row(group: RewardModelGroup) -> None:
+    first, second = group.score(rows((NAN, 1), (1, 1)))
+    assert isinstance(first, float)
+    assert math.isnan(first)
+    assert second == 2.0

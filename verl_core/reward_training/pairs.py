@@ -1,0 +1,94 @@
+"""Pairs for tasks whose rows have one right answer: that answer against a wrong one. Invariant: a function of the rows,
+the seed and the stream; no rejected response is right.
+
+A policy that is trained on a reward model finds whatever the model was never shown, so wrong answers are of every kind
+that a sampler makes: another row's answer, a number close by, the own one with a slip, noise or nothing, and one that
+does not end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_core.data.row import DatasetRow
+from verl_core.errors import DataError
+
+_LONGEST_NOISE = 3  # characters beyond the longest answer
+_NEAR = 2
+
+
+def pairs_of(rows: Sequence[DatasetRow], count: int, seed: Sequence[int], longest: int) -> list[dict[str, Any]]:
+    """`count` records {prompt, chosen, rejected, rejected_stop} over rows drawn with repetition.
+
+    Args:
+        longest: data.max_response_length; a response that is cut off has so many characters.
+
+    Raises:
+        DataError: a row has no ground truth, or all have the same.
+    """
+    for row in rows:
+        if row.ground_truth is None:
+            raise DataError(f"{row.place}: no ground_truth; pairs are built of right answers as text")
+    truths = sorted({str(row.ground_truth) for row in rows})
+    if len(truths) < 2:
+        raise DataError(f"all rows have the answer {truths}; there is nothing to tell apart; give train_files")
+    maker = _Wrong(np.random.default_rng(list(seed)), truths, _alphabet(rows, truths), longest)
+    return [maker.pair(rows[int(maker.random.integers(len(rows)))]) for _ in range(count)]
+
+
+def _alphabet(rows: Sequence[DatasetRow], truths: Sequence[str]) -> list[str]:
+    asked = {character for row in rows for character in str(row.messages[-1]["content"])}
+    return sorted(asked | {character for truth in truths for character in truth})
+
+
+class _Wrong:
+    """Makes wrong answers of five kinds, each as often as the others."""
+
+    def __init__(
+        self, random: np.random.Generator, truths: Sequence[str], alphabet: Sequence[str], longest: int
+    ) -> None:
+        self.random, self._truths, self._alphabet, self._longest = random, truths, alphabet, longest
+        self._kinds = (self._other, self._near, self._slip, self._nothing_or_noise, self._endless)
+
+    def pair(self, row: DatasetRow) -> dict[str, Any]:
+        """One record."""
+        truth, wrong, stop = str(row.ground_truth), str(row.ground_truth), "stop"
+        while wrong == truth and stop == "stop":
+            wrong, stop = self._kinds[int(self.random.integers(len(self._kinds)))](truth)
+        prompt = [{"role": str(entry["role"]), "content": str(entry["content"])} for entry in row.messages]
+        return {"prompt": prompt, "chosen": truth, "rejected": wrong, "rejected_stop": stop}
+
+    def _other(self, truth: str) -> tuple[str, str]:
+        return self._truths[int(self.random.integers(len(self._truths)))], "stop"
+
+    def _near(self, truth: str) -> tuple[str, str]:
+        """A number that is off by a little, the mistake that is hardest to see; text has a slip instead."""
+        if not truth.isdecimal():
+            return self._slip(truth)
+        off = int(self.random.integers(1, _NEAR + 1)) * (1 if self.random.random() < 0.5 else -1)
+        return str(abs(int(truth) + off)), "stop"
+
+    def _slip(self, truth: str) -> tuple[str, str]:
+        """One character more, less, or another."""
+        at, how = int(self.random.integers(len(truth) + 1)), int(self.random.integers(3))
+        if how == 0:
+            return truth[:at] + self._letters(1) + truth[at:], "stop"
+        return truth[:at] + (self._letters(1) if how == 1 else "") + truth[at + 1 :], "stop"
+
+    def _noise(self, truth: str) -> tuple[str, str]:
+        longest = max(len(answer) for answer in self._truths) + _LONGEST_NOISE
+        return self._letters(int(self.random.integers(1, min(longest, self._longest) + 1))), "stop"
+
+    def _nothing_or_noise(self, truth: str) -> tuple[str, str]:
+        return ("", "stop") if self.random.random() < 0.5 else self._noise(truth)
+
+    def _endless(self, truth: str) -> tuple[str, str]:
+        """Begins right or wrong and is cut off."""
+        begin = truth if self.random.random() < 0.5 else ""
+        return (begin + self._letters(self._longest))[: self._longest], "length"
+
+    def _letters(self, count: int) -> str:
+        return "".join(self._alphabet[int(place)] for place in self.random.integers(len(self._alphabet), size=count))

@@ -1,0 +1,165 @@
+"""`train_reward_model`: from a configuration to the folder of a reward model, in the form of transformers.
+
+Invariant: the folder appears whole or not at all, and its weights are a function of `recipe_of`; a training that was
+cut off goes on from its last checkpoint to the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from verl_core.config.schema import RunConfig
+from verl_core.config.wire import stable_hash
+from verl_core.data.chat import with_tools
+from verl_core.data.preferences import Placed, preferences_of
+from verl_core.data.reader import read_rows, records_of
+from verl_core.data.row import Columns
+from verl_core.data.tokenizer import load_tokenizer
+from verl_core.errors import ConfigError
+from verl_core.models.folder import published, weights_file_sha256
+from verl_core.reward_training.loop import Pairs, Training
+from verl_core.reward_training.pairs import pairs_of
+
+_ACCOUNT, _CURVE = "reward_model.json", "curve.jsonl"
+_TRAIN, _HELD_OUT = 0, 1  # streams of the pairs that are built
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelResult:
+    """A trained reward model.
+
+    Attributes:
+        path: folder of a sequence classifier with one label, with its tokenizer.
+        loss, accuracy: on held-out pairs, after the last step; nats, and the share that is ranked right. NaN without
+            any.
+        steps: optimizer steps taken.
+        seconds: wall time of this call.
+        sha256: of the weights file.
+    """
+
+    path: str
+    loss: float
+    accuracy: float
+    steps: int
+    seconds: float
+    sha256: str
+
+
+def train_reward_model(
+    config: RunConfig, out_dir: str | Path, say: Callable[[str], None] | None = None
+) -> RewardModelResult:
+    """Train the reward model of `config.reward_training` into `out_dir`. A folder that an earlier call with the same
+    `recipe_of` made is used as it is; any other is replaced whole.
+
+    Args:
+        config: with its data files and start policy in place.
+        say: gets a line per checkpoint; None writes them to stderr.
+
+    Raises:
+        ConfigError: reward_training.enable is false.
+        DataError: no or unusable pairs.
+        ModelError: the model to start from cannot be used.
+    """
+    if not config.reward_training.enable:
+        raise ConfigError("reward_training.enable is false: set it to true to train a reward model")
+    folder, recipe = Path(out_dir), recipe_of(config)
+    if (known := _made_before(folder, recipe)) is not None:
+        return known
+    started, records = time.monotonic(), _records(config)
+    base = base_of(config)
+    tokenizer = with_tools(config, load_tokenizer(base))
+    pairs = Pairs(*(preferences_of(split, tokenizer) for split in records))
+    progress = folder.with_name(f".{folder.name}.progress")
+    training = Training.begin(config, base, tokenizer, pairs, progress, stable_hash(recipe))
+    curve = training.run(say or _to_stderr)
+    with published(folder) as scratch:
+        training.write(str(scratch))
+        (scratch / _CURVE).write_text("".join(json.dumps(row) + "\n" for row in curve))
+        result = RewardModelResult(
+            path=str(folder),
+            loss=curve[-1]["val/loss"],
+            accuracy=curve[-1]["val/accuracy"],
+            steps=config.reward_training.steps,
+            seconds=time.monotonic() - started,
+            sha256=weights_file_sha256(scratch),
+        )
+        (scratch / _ACCOUNT).write_text(json.dumps({"recipe": recipe, "result": asdict(result)}, indent=2))
+    shutil.rmtree(progress, ignore_errors=True)
+    return result
+
+
+def recipe_of(config: RunConfig) -> dict[str, Any]:
+    """Everything the weights depend on, as JSON for cache keys: settings, the pairs' content, the model they start
+    from, torch's version."""
+    settings = asdict(config.reward_training)
+    for key in ("enable", "model_path", "train_files", "val_files", "save_freq"):
+        del settings[key]
+    tools = asdict(config.actor_rollout_ref.rollout.multi_turn)
+    rows = [[dict(record) for _, record in split] for split in _records(config)]
+    return {
+        **settings,
+        "pairs_sha256": stable_hash(rows),
+        "base": _digest_of(Path(base_of(config))),
+        "tools": stable_hash(tools),
+        "dtype": config.actor_rollout_ref.model.dtype,
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+def base_of(config: RunConfig) -> str:
+    """Folder that training starts from."""
+    return config.reward_training.model_path or config.actor_rollout_ref.model.path
+
+
+def _records(config: RunConfig) -> tuple[list[Placed], list[Placed]]:
+    """(training, held-out) records: of the files if there are any, else built from the rows of `data`."""
+    settings, data = config.reward_training, config.data
+    if settings.train_files:
+        return _read(settings.train_files), _read(settings.val_files)
+    rows = read_rows(data.train_files, Columns(data.prompt_key, data.reward_fn_key))
+
+    def built(count: int, stream: int) -> list[Placed]:
+        pairs = pairs_of(rows, count, (settings.seed, stream), data.max_response_length)
+        return [(f"pair {number}", pair) for number, pair in enumerate(pairs)]
+
+    return built(settings.pairs, _TRAIN), built(settings.val_pairs, _HELD_OUT)
+
+
+def _read(files: Sequence[str]) -> list[Placed]:
+    return [row for file in files for row in records_of(file, ("prompt", "chosen", "rejected"))]
+
+
+def _digest_of(base: Path) -> str:
+    """Over names and bytes of the weights; large files take seconds, which training takes too."""
+    digest = hashlib.sha256()
+    files = [base] if base.is_file() else sorted([*base.glob("*.safetensors"), *base.glob("pytorch_model*.bin")])
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _made_before(folder: Path, recipe: dict[str, Any]) -> RewardModelResult | None:
+    """The result of an earlier call, if its folder still holds the weights it wrote."""
+    account = folder / _ACCOUNT
+    if not account.is_file():
+        return None
+    found = json.loads(account.read_text())
+    if found["recipe"] != recipe or found["result"]["sha256"] != weights_file_sha256(folder):
+        return None
+    return replace(RewardModelResult(**found["result"]), path=str(folder))
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"reward model: {line}\n")
