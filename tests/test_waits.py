@@ -20,6 +20,8 @@ BOUNDED = {
     "tasks/siblings.py::wait": SETTLED,
     "tasks/siblings.py::_raise_failure": SETTLED,
     "verl_core/engine/rpc.py::collect": "after ray.wait said that the answer is there",
+    "verl_core/reward/model_group.py::_all": "after ray.wait said that the answer is there",
+    "verl_core/reward/model_group.py::_settle": "after ray.wait said that the answer is there",
     "verl_core/reward/remote.py::_score": "n samples that wait for the rate limit are through after n / rate seconds",
     "verl_core/rollout/agent_core.py::_outcome": SETTLED,
     "verl_core/rollout/agent_core.py::reset": "of cancelled tasks; the driver's call has a deadline",

@@ -17,6 +17,7 @@ from tests.flyte.propeller import Package, compile_workflow
 WORKFLOWS = (
     "workflows.train.train",
     "workflows.evaluate.evaluate",
+    "workflows.reward_model.reward_model_training",
     "workflows.sft.train",
     "workflows.warm_start.warm_start",
     "workflows.promotion.train_and_promote",
@@ -54,12 +55,13 @@ def test_train_is_resolve_then_assets_then_session(package: Package) -> None:
 
 
 def test_a_cached_task_ignores_what_does_not_decide_its_content(package: Package) -> None:
-    for name in ("tasks.assets.prepare_data", "tasks.assets.start_policy", "tasks.assets.teacher_policies"):
+    made = {f"tasks.assets.{name}" for name in ("prepare_data", "start_policy", "teacher_policies")}
+    made.add("tasks.reward_model.reward_model")
+    for name in made:
         metadata = package.tasks[name].template.metadata
         assert metadata.discoverable
         assert list(metadata.cache_ignore_input_vars) == ["config"]
     cached = {name for name, task in package.tasks.items() if task.template.metadata.discoverable}
-    made = {"tasks.assets.prepare_data", "tasks.assets.start_policy", "tasks.assets.teacher_policies"}
     assert cached == made | {"tasks.evaluation.score_checkpoint"}
 
 

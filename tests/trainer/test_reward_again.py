@@ -44,6 +44,7 @@ def session_of(
         ),
         config=SimpleNamespace(
             algorithm=SimpleNamespace(filter_groups=SimpleNamespace(enable=True)),
+            greedy_session=None,
             reward=SimpleNamespace(error_budget=0.0, overlong_buffer=overlong or OverlongBufferConfig()),
             data=SimpleNamespace(max_response_length=2),
         ),
