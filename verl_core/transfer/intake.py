@@ -6,6 +6,7 @@ old uid is swept away and cannot mix in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from verl_core.config.schema import BufferConfig
 from verl_core.errors import StoreError
@@ -127,10 +128,13 @@ class Intake:
         return renewed
 
     def renew(self, prompts: Sequence[Prompt]) -> None:
-        """Open groups whose present attempt an earlier process finished too early to be used."""
+        """Open groups whose present attempt an earlier process finished too early to be used. They are served for the
+        step of now: under the one they were first served for, a crash would not void the serving.
+        """
         if not prompts:
             return
-        flights = [self._renewed(self._flight(prompt)) for prompt in prompts]
+        for_now = [replace(prompt, step=max(prompt.step, self.journal_step)) for prompt in prompts]
+        flights = [self._renewed(self._flight(prompt)) for prompt in for_now]
         self._open_tags(flights, {})
         self._books.serve(flights)
         self._send(flights, {})
