@@ -81,6 +81,41 @@ class Objective(Protocol):
         """Numbers of the configuration that belong beside the metrics, by their full name."""
 
 
+class PlainObjective:
+    """The answers of an objective that rejects no token, derives nothing and has no constants; a subclass
+    adds its `piece`, and `columns` where it reads any."""
+
+    __slots__ = ()
+
+    @property
+    def rejects(self) -> bool:
+        """Never."""
+        return False
+
+    def columns(self, single_update: bool) -> list[str]:
+        """None."""
+        return []
+
+    @property
+    def optional(self) -> list[str]:
+        """None."""
+        return []
+
+    def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
+        """Nothing is derived."""
+        return batch
+
+    @property
+    def derived(self) -> list[str]:
+        """None."""
+        return []
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
     """`actor_rollout_ref.actor` as an objective.

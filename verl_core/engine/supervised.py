@@ -3,19 +3,16 @@ piece is its share of the mini-batch's, as in `objective`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_core.algorithms.aggregation import Denominators, aggregate
-from verl_core.batch import TrainBatch
 from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.network import Network
-from verl_core.engine.objective import Piece
-from verl_core.engine.plan import Rows
+from verl_core.engine.objective import Piece, PlainObjective
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedObjective:
+class SupervisedObjective(PlainObjective):
     """Implements Objective. Reads no column: what is taught, the response mask says.
 
     Attributes:
@@ -23,34 +20,6 @@ class SupervisedObjective:
     """
 
     loss_agg_mode: str
-
-    @property
-    def rejects(self) -> bool:
-        """Never."""
-        return False
-
-    def columns(self, single_update: bool) -> list[str]:
-        """None."""
-        return []
-
-    @property
-    def optional(self) -> list[str]:
-        """None."""
-        return []
-
-    def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
-        """Nothing is derived."""
-        return batch
-
-    @property
-    def derived(self) -> list[str]:
-        """None."""
-        return []
-
-    @property
-    def constants(self) -> dict[str, float]:
-        """None."""
-        return {}
 
     def piece(self, model: Network, micro: MicroBatch, whole: Denominators) -> Piece:
         """See Objective."""

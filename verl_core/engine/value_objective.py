@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_core.algorithms.aggregation import Denominators, aggregate
 from verl_core.algorithms.value_loss import value_loss
-from verl_core.batch import TrainBatch
 from verl_core.engine.micro_batch import MicroBatch
 from verl_core.engine.network import Network
-from verl_core.engine.objective import Piece
-from verl_core.engine.plan import Rows
+from verl_core.engine.objective import Piece, PlainObjective
 
 VALUES, RETURNS = "values", "returns"
 
 
 @dataclass(frozen=True, slots=True)
-class ValueObjective:
-    """`critic` as an objective.
+class ValueObjective(PlainObjective):
+    """`critic` as an objective. It rejects nothing: how far a policy moved says nothing about what a state is worth.
 
     Attributes:
         clip: `critic.cliprange_value`.
@@ -28,33 +25,9 @@ class ValueObjective:
     clip: float
     loss_agg_mode: str
 
-    @property
-    def rejects(self) -> bool:
-        """Never: how far a policy has moved says nothing about what a state is worth."""
-        return False
-
     def columns(self, single_update: bool) -> list[str]:
         """Old values and returns, both of the advantage stage."""
         return [VALUES, RETURNS]
-
-    @property
-    def optional(self) -> list[str]:
-        """None."""
-        return []
-
-    def prepared(self, batch: TrainBatch, rows: Rows, seed: Sequence[int]) -> TrainBatch:
-        """Nothing is derived."""
-        return batch
-
-    @property
-    def derived(self) -> list[str]:
-        """None."""
-        return []
-
-    @property
-    def constants(self) -> dict[str, float]:
-        """None."""
-        return {}
 
     def piece(self, model: Network, micro: MicroBatch, whole: Denominators) -> Piece:
         """See Objective."""

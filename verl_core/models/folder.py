@@ -1,15 +1,17 @@
-"""Publishing a model folder. Invariant: a folder under its final name is complete and on disk, or is not there at
-all."""
+"""Publishing a model folder, and finding it again. Invariant: a folder under its final name is complete and on disk, or
+is not there at all."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 WEIGHTS = "model.safetensors"
 
@@ -39,6 +41,30 @@ def weights_file_sha256(folder: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def weight_files(folder: str | Path) -> list[tuple[str, int, int]]:
+    """Name, size in bytes and time of the last change (ns) of each safetensors file, in name order: what tells a folder
+    from itself with other weights without reading them."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def write_account(folder: Path, account: str, recipe: dict[str, Any], result: dict[str, Any]) -> None:
+    """Note in the file `account` what the folder was made from and what came out, the sha256 of its weights too."""
+    (folder / account).write_text(json.dumps({"recipe": recipe, "result": result}, indent=2))
+
+
+def made_before(folder: Path, account: str, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """The result that an earlier call noted, if it was of this recipe and its folder still holds the weights it wrote;
+    with `path` where the folder lies now."""
+    if not (folder / account).is_file():
+        return None
+    found = json.loads((folder / account).read_text())
+    result: dict[str, Any] = found["result"]
+    if found["recipe"] != recipe or result["sha256"] != weights_file_sha256(folder):
+        return None
+    return result | {"path": str(folder)}
 
 
 def _open_to_readers(folder: Path) -> None:

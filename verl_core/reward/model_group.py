@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from verl_core.deadline import Deadline
 from verl_core.engine.plan import Rows, micro_batches
 from verl_core.engine.reward_worker import RewardModelFacts, RewardModelWorker
 from verl_core.errors import RewardError, VerlError
+from verl_core.models.folder import weight_files
 from verl_core.trajectory import Int32, RewardStatus
 
 _PROBE_S, _LOOK_S, _AGAIN_S, _KILL_S = 10.0, 1.0, 0.2, 30.0
@@ -287,7 +287,5 @@ def _find(name: str, namespace: str) -> Any | None:
 
 def _identity(settings: RewardModelConfig, device: str, count: int) -> str:
     """Equal for workers that may stand in for each other: same settings, same model files."""
-    folder = Path(settings.model_path)
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))]
-    parts = [asdict(settings), files, device, count]
+    parts = [asdict(settings), weight_files(settings.model_path), device, count]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,8 +4,8 @@ seed and the step, so a training that goes on from a checkpoint ends with the we
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from verl_core.engine.reward_network import new_reward_network
 from verl_core.engine.sharding import shard, whole_parameters
 from verl_core.errors import DataError
 from verl_core.models.folder import published
+from verl_core.warm_start.sft import one_thread
 
 Row = dict[str, float]
 _CURVE, _RECIPE = "curve.jsonl", "recipe.txt"
@@ -82,7 +83,7 @@ class Training:
 
     def run(self, say: Callable[[str], None]) -> list[Row]:
         """Train to the last step; a row of numbers for every checkpoint, the start and the end included."""
-        with _one_thread() if self.ranks.device.type == "cpu" else nullcontext():
+        with one_thread() if self.ranks.device.type == "cpu" else nullcontext():
             if not self.curve:
                 self._note({}, say)
             while self.trainer.steps_done < self.settings.steps:
@@ -159,14 +160,3 @@ def _device(asked: str) -> str:
 
 def _words(row: Row) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in row.items() if name.endswith(("loss", "accuracy")))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums have one order only with one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

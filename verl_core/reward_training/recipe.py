@@ -6,14 +6,13 @@ cut off goes on from its last checkpoint to the same weights.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from verl_core.data.preferences import Placed, preferences_of
 from verl_core.data.reader import read_rows, records_of
 from verl_core.data.row import Columns
 from verl_core.data.tokenizer import load_tokenizer
+from verl_core.engine.base_identity import base_sha256
 from verl_core.errors import ConfigError
-from verl_core.models.folder import published, weights_file_sha256
+from verl_core.models.folder import made_before, published, weights_file_sha256, write_account
 from verl_core.reward_training.loop import Pairs, Training
 from verl_core.reward_training.pairs import pairs_of
 
@@ -72,8 +72,8 @@ def train_reward_model(
     if not config.reward_training.enable:
         raise ConfigError("reward_training.enable is false: set it to true to train a reward model")
     folder, recipe = Path(out_dir), recipe_of(config)
-    if (known := _made_before(folder, recipe)) is not None:
-        return known
+    if (known := made_before(folder, _ACCOUNT, recipe)) is not None:
+        return RewardModelResult(**known)
     started, records = time.monotonic(), _records(config)
     base = base_of(config)
     tokenizer = with_tools(config, load_tokenizer(base))
@@ -92,7 +92,7 @@ def train_reward_model(
             seconds=time.monotonic() - started,
             sha256=weights_file_sha256(scratch),
         )
-        (scratch / _ACCOUNT).write_text(json.dumps({"recipe": recipe, "result": asdict(result)}, indent=2))
+        write_account(scratch, _ACCOUNT, recipe, asdict(result))
     shutil.rmtree(progress, ignore_errors=True)
     return result
 
@@ -108,7 +108,7 @@ def recipe_of(config: RunConfig) -> dict[str, Any]:
     return {
         **settings,
         "pairs_sha256": stable_hash(rows),
-        "base": _digest_of(Path(base_of(config))),
+        "base": base_sha256(base_of(config)),
         "tools": stable_hash(tools),
         "dtype": config.actor_rollout_ref.model.dtype,
         "torch": importlib.metadata.version("torch"),
@@ -136,29 +136,6 @@ def _records(config: RunConfig) -> tuple[list[Placed], list[Placed]]:
 
 def _read(files: Sequence[str]) -> list[Placed]:
     return [row for file in files for row in records_of(file, ("prompt", "chosen", "rejected"))]
-
-
-def _digest_of(base: Path) -> str:
-    """Over names and bytes of the weights; large files take seconds, which training takes too."""
-    digest = hashlib.sha256()
-    files = [base] if base.is_file() else sorted([*base.glob("*.safetensors"), *base.glob("pytorch_model*.bin")])
-    for file in files:
-        digest.update(file.name.encode())
-        with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _made_before(folder: Path, recipe: dict[str, Any]) -> RewardModelResult | None:
-    """The result of an earlier call, if its folder still holds the weights it wrote."""
-    account = folder / _ACCOUNT
-    if not account.is_file():
-        return None
-    found = json.loads(account.read_text())
-    if found["recipe"] != recipe or found["result"]["sha256"] != weights_file_sha256(folder):
-        return None
-    return replace(RewardModelResult(**found["result"]), path=str(folder))
 
 
 def _to_stderr(line: str) -> None:

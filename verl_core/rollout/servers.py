@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from verl_core.config.schema import RunConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead
+from verl_core.models.folder import weight_files
 from verl_core.rollout import named_actor
 from verl_core.rollout.clients import resumable
 from verl_core.rollout.engines.vllm_args import process_environment
@@ -272,10 +273,9 @@ def _options(config: RunConfig, device: str, count: int, given: dict[str, Any]) 
 
 def _identity(config: RunConfig, device: str, folder: str | Path) -> str:
     """Equal for servers that may stand in for each other: same engine, same settings, same model files."""
-    model = Path(config.actor_rollout_ref.model.path)
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(model.glob("*.safetensors"))]
+    model = config.actor_rollout_ref.model.path
     settings = [asdict(config.actor_rollout_ref.rollout), config.max_model_len, resumable(config)]
-    parts = [settings, str(model), files, device, str(folder)]
+    parts = [settings, str(Path(model)), weight_files(model), device, str(folder)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -6,11 +6,10 @@ Invariant: the folder appears whole or not at all, and its weights are a functio
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from verl_core.data.reader import read_rows
 from verl_core.data.row import Columns, DatasetRow, checked_row
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
-from verl_core.models.folder import published, weights_file_sha256
+from verl_core.models.folder import made_before, published, weights_file_sha256, write_account
 from verl_core.tools.interface import schema_of
 from verl_core.tools.parsers import format_called
 from verl_core.tools.registry import tools_of
@@ -73,8 +72,8 @@ def warm_start(config: RunConfig, out_dir: str | Path, say: Callable[[str], None
         ConfigError: the model's shape is impossible.
     """
     folder, recipe = Path(out_dir), recipe_of(config)
-    if (known := _made_before(folder, recipe)) is not None:
-        return known
+    if (known := made_before(folder, _ACCOUNT, recipe)) is not None:
+        return WarmStartResult(**known)
     settings, started = config.warm_start, time.monotonic()
     inner = make_tokenizer()
     judged, taught = _curriculum(config, with_tools(config, ChatTokenizer(inner, "the tiny policy")))
@@ -91,7 +90,7 @@ def warm_start(config: RunConfig, out_dir: str | Path, say: Callable[[str], None
             seconds=time.monotonic() - started,
             sha256=weights_file_sha256(scratch),
         )
-        (scratch / _ACCOUNT).write_text(json.dumps({"recipe": recipe, "result": asdict(result)}, indent=2))
+        write_account(scratch, _ACCOUNT, recipe, asdict(result))
     return result
 
 
@@ -106,17 +105,6 @@ def recipe_of(config: RunConfig) -> dict[str, Any]:
         del recipe["tool_share"]
         return recipe
     return {**recipe, "format": turns.format, "tools": [schema_of(tool) for tool in tools_of(turns).values()]}
-
-
-def _made_before(folder: Path, recipe: dict[str, Any]) -> WarmStartResult | None:
-    """The result of an earlier call, if its folder still holds the weights it wrote."""
-    account = folder / _ACCOUNT
-    if not account.is_file():
-        return None
-    found = json.loads(account.read_text())
-    if found["recipe"] != recipe or found["result"]["sha256"] != weights_file_sha256(folder):
-        return None
-    return replace(WarmStartResult(**found["result"]), path=str(folder))
 
 
 def _curriculum(config: RunConfig, tokenizer: ChatTokenizer) -> tuple[list[Example], list[Example]]:

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +20,7 @@ from verl_core.config.schema import RunConfig
 from verl_core.config.teachers import Teacher, teachers_of
 from verl_core.deadline import Deadline
 from verl_core.errors import EngineDead, TeacherError, VerlError
+from verl_core.models.folder import weight_files
 from verl_core.rollout import named_actor
 from verl_core.rollout.engines.vllm_args import process_environment
 from verl_core.rollout.teachers.interface import TeacherRequest, TeacherRow
@@ -215,7 +215,7 @@ class Teachers:
 
 def identity_of(config: RunConfig, teacher: Teacher, device: str) -> str:
     """Equal for servers that may stand in for each other: same settings, same model files."""
-    files = [(file.name, file.stat().st_size) for file in sorted(Path(teacher.path).glob("*.safetensors"))]
+    files = weight_files(teacher.path)
     parts = [asdict(teacher), asdict(config.actor_rollout_ref.rollout), config.max_model_len, files, device]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
