@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from verl_core.config.schema import RewardModelConfig
 from verl_core.deadline import Deadline
@@ -25,9 +25,10 @@ from verl_core.engine.plan import Rows, micro_batches
 from verl_core.engine.reward_worker import RewardModelFacts, RewardModelWorker
 from verl_core.errors import RewardError, VerlError
 from verl_core.models.folder import weight_files
+from verl_core.rollout import named_actor
 from verl_core.trajectory import Int32, RewardStatus
 
-_PROBE_S, _LOOK_S, _AGAIN_S, _KILL_S = 10.0, 1.0, 0.2, 30.0
+_LOOK_S, _AGAIN_S, _KILL_S = 1.0, 0.2, 30.0
 _ATTEMPTS = 2  # of a batch: a worker may die of something else, twice in a row is the batch's fault
 
 
@@ -158,11 +159,8 @@ class RewardModelGroup:
     def shutdown(self) -> None:
         """Kill the workers; returns when their names are free. Idempotent."""
         deadline = Deadline("the reward model's workers to end", _KILL_S, self._state)
-        for name, actor in self._actors.items():
-            ray.kill(actor)
-            while _find(name, self._namespace) is not None:
-                deadline.check()
-                time.sleep(_AGAIN_S / 4)
+        for name in self._actors:
+            named_actor.remove(name, self._namespace, deadline)
         self._actors = {}
 
     def _unfit(self, row: Int32) -> Failure | None:
@@ -263,26 +261,12 @@ class RewardModelGroup:
 def _attach_or_create(
     name: str, namespace: str, identity: str, options: dict[str, Any], arguments: tuple[Any, ...], deadline: Deadline
 ) -> Any:
-    actor = _find(name, namespace)
+    actor = named_actor.attach(name, namespace, identity)
     if actor is not None:
-        try:
-            if ray.get(actor.identity.remote(), timeout=_PROBE_S) == identity:
-                return actor
-        except (RayActorError, GetTimeoutError):
-            pass  # replaced below
-        ray.kill(actor)
-        while _find(name, namespace) is not None:
-            deadline.check()
-            time.sleep(_AGAIN_S / 4)
-    own = {"name": name, "namespace": namespace, "lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
-    return ray.remote(RewardModelWorker).options(**{"num_cpus": 0, **options, **own}).remote(*arguments)
-
-
-def _find(name: str, namespace: str) -> Any | None:
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None
+        return actor
+    named_actor.remove(name, namespace, deadline)
+    own = {"max_restarts": -1, "max_task_retries": 0}
+    return named_actor.start(RewardModelWorker, name, namespace, {"num_cpus": 0, **options, **own}, *arguments)
 
 
 def _identity(settings: RewardModelConfig, device: str, count: int) -> str:
