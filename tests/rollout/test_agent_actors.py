@@ -134,6 +134,10 @@ def test_a_killed_worker_comes_back_and_takes_dispatches(
     lost = prompt_of(130, n=2, **{"0": "hang"})
     manager._workers._turn = 0  # agent-0 gets the next one
     manager.dispatch([lost])
+    deadline = time.monotonic() + 30
+    while lost.uid not in queue.read_tags([lost.uid]):  # it runs: killed before, it would have left no tag
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     ray.kill(actor, no_restart=False)
     began, limit = time.monotonic(), bound_s("agent worker killed")
     while isinstance(health := manager.health()["agent-0"], str) or health.started:  # a new process has started none
