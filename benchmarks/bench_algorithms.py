@@ -135,14 +135,15 @@ def their_advantages(name: str, cells: Cells) -> Run:
 def our_loss(name: str, cells: Cells, whole: Denominators) -> Run:
     """Value, metrics and gradient; the marking of a mini-batch too, where a loss needs it."""
     settings: dict[str, Any] = {"dro_beta": 0.1} if name == "dro" else {}
+    tokens = cells.old[cells.mask], cells.advantages[cells.mask]  # a mini-batch comes packed to the marking
+    present = cells.mask.numpy()
 
     def run() -> torch.Tensor:
         new = cells.new.clone().requires_grad_()
         marked = None
         if name in MARKINGS.names():
-            chosen = MARKINGS.get(name)(MarkInputs(cells.old[cells.mask], cells.advantages[cells.mask], ratio=2e-4))
             marked = torch.zeros_like(cells.mask)
-            marked[cells.mask] = chosen
+            marked.numpy()[present] = MARKINGS.get(name)(MarkInputs(*tokens, ratio=2e-4)).numpy()
         inputs = PolicyLossInputs(new, cells.old, cells.advantages, cells.mask, marked=marked, **settings)
         loss = POLICY_LOSSES.get(name)(inputs)
         aggregate(loss.per_token, cells.mask, "token-mean", whole).backward()

@@ -74,7 +74,7 @@ def test_returns_step_over_tool_text() -> None:
     # Own tokens at 0, 2, 3; rewards 1, 2, 4; gamma 1/2. G: 4; 2 + 4/2 = 4; 1 + 4/2 = 3.
     own = torch.tensor([[1, 0, 1, 1]]).bool()
     given = AdvantageInputs(torch.tensor([[1.0, NAN, 2.0, 4.0]]), own, torch.tensor([0]), gamma=0.5)
-    assert ADVANTAGES.get("reinforce_plus_plus")(given).returns.tolist() == [[3, 0, 4, 4]]
+    assert ADVANTAGES.get("reinforce_plus_plus")(given).returns[own].tolist() == [3, 4, 4]
 
 
 def test_gae_by_hand_over_tool_text() -> None:
@@ -85,7 +85,7 @@ def test_gae_by_hand_over_tool_text() -> None:
         torch.tensor([[1.0, NAN, 2.0, 4.0]]), own, torch.tensor([0]), lam=0.5, values=torch.tensor([[1.0, NAN, 2, 0]])
     )
     got = ADVANTAGES.get("gae")(given)
-    assert got.returns.tolist() == [[4, 0, 4, 4]]
+    assert got.returns[own].tolist() == [4, 4, 4]
     assert got.advantages[0].tolist() == pytest.approx([0, 0, -1, 1], abs=1e-6)  # 3, 2, 4: mean 3, deviation 1
 
 

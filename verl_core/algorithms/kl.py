@@ -11,6 +11,7 @@ Source: J. Schulman, "Approximating KL divergence" (2020); Tang and Munos 2025, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -53,10 +54,23 @@ def k3(x: torch.Tensor) -> torch.Tensor:
     return (torch.exp(-x) - 1 + x).clamp(-VALUE_LIMIT, VALUE_LIMIT)
 
 
+class _SlopeOfK2(torch.autograd.Function):
+    """The value it is given, with x as its derivative to x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return slopes[0] * ctx.saved_tensors[0], None
+
+
 def _straight_through(base: KLEstimator) -> KLEstimator:
     def estimator(x: torch.Tensor) -> torch.Tensor:
-        carrier = k2(x)
-        return base(x).detach() + (carrier - carrier.detach())
+        value: torch.Tensor = _SlopeOfK2.apply(x, base(x.detach()))  # type: ignore[no-untyped-call]
+        return value
 
     estimator.__qualname__ = f"{base.__name__}_straight_through"
     return estimator
@@ -74,5 +88,4 @@ def kl_penalty(name: str, log_probs: torch.Tensor, ref_log_probs: torch.Tensor, 
         log_probs, ref_log_probs: float32 [B, T], of the sampled tokens.
         mask: bool [B, T].
     """
-    x = torch.where(mask, log_probs - ref_log_probs, 0.0)
-    return torch.where(mask, KL_ESTIMATORS.get(name)(x), 0.0)
+    return KL_ESTIMATORS.get(name)(torch.where(mask, log_probs - ref_log_probs, 0.0))  # each of them is 0 at 0

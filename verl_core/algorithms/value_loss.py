@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.counting import count
 
 
 def value_loss(
@@ -41,9 +42,9 @@ def value_loss(
     held = torch.maximum(torch.minimum(current, old + clip), old - clip)
     free, clipped = (current - target).square(), (held - target).square()
     with torch.no_grad():
-        sums = {"vf_clipfrac": ((clipped > free) & mask).sum().float(), "vpred_mean": current.sum()}
+        sums = {"vf_clipfrac": count(clipped > free), "vpred_mean": current.sum()}
     worst = torch.where(clipped > free, clipped, free)  # at the bound a value is free; maximum() halves its slope
-    return TokenLoss(torch.where(mask, 0.5 * worst, 0.0), sums)
+    return TokenLoss(0.5 * worst, sums)
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float | None:

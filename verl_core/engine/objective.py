@@ -205,7 +205,8 @@ class PolicyObjective:
             terms["entropy_loss"] = aggregate(entropy, mask, actor.loss_agg_mode, whole)
             loss = loss - actor.entropy_coeff * terms["entropy_loss"]
         losses = {name: term.detach() for name, term in terms.items()}
-        return Piece(loss, losses, sums, tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()))
+        here = Denominators.of(mask)
+        return Piece(loss, losses, sums, here.tokens, here.rows)
 
     @property
     def _loss_name(self) -> str:

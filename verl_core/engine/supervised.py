@@ -26,4 +26,5 @@ class SupervisedObjective(PlainObjective):
         log_probs, _ = model(micro.input_ids, micro.positions, micro.targets)
         mask = micro.mask
         loss = aggregate(-micro.padded(log_probs), mask, self.loss_agg_mode, whole)
-        return Piece(loss, {"loss": loss.detach()}, {}, tokens=int(mask.sum()), rows=int(mask.any(dim=1).sum()))
+        here = Denominators.of(mask)
+        return Piece(loss, {"loss": loss.detach()}, {}, here.tokens, here.rows)

@@ -35,5 +35,5 @@ class ValueObjective(PlainObjective):
         values = micro.padded(model(micro.input_ids, micro.positions))
         found = value_loss(values, micro.columns[VALUES], micro.columns[RETURNS], mask, self.clip)
         loss = aggregate(found.per_token, mask, self.loss_agg_mode, whole)
-        tokens, rows = int(mask.sum()), int(mask.any(dim=1).sum())
-        return Piece(loss, {"vf_loss": loss.detach()}, found.sums, tokens, rows)
+        here = Denominators.of(mask)
+        return Piece(loss, {"vf_loss": loss.detach()}, found.sums, here.tokens, here.rows)

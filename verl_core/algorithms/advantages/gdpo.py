@@ -7,7 +7,6 @@ import torch
 from verl_core.algorithms.advantages.groups import group_statistics
 from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
 from verl_core.algorithms.advantages.sessions import Sessions, per_session
-from verl_core.algorithms.advantages.whitening import whitened_rows
 
 EPSILON = 1e-6
 
@@ -36,4 +35,4 @@ def gdpo(inputs: AdvantageInputs) -> Advantages:
             total = total + weight * (part - group.baseline) / (group.scale + EPSILON)
         return total
 
-    return whitened_rows(per_session(inputs, formula), inputs)
+    return per_session(inputs, formula, whiten=True)

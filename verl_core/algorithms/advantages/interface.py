@@ -80,19 +80,14 @@ class AdvantageInputs:
         return self.mask if self.sampled is None else self.sampled
 
     @property
-    def live(self) -> torch.Tensor:
-        """bool [B]: rows with at least one token to train on."""
-        return self.mask.any(dim=1)
-
-    @property
     def rewards(self) -> torch.Tensor:
-        """float64 [B, T]: token rewards, 0 on cells that are not the policy's own."""
-        return torch.where(self.own, self.token_rewards, 0.0).double()
+        """float32 [B, T]: token rewards, 0 on cells that are not the policy's own."""
+        return torch.where(self.own, self.token_rewards, 0.0)
 
     @property
     def outcomes(self) -> torch.Tensor:
-        """float64 [B]: the sum of a row's token rewards; 0 on rows without a token of the policy."""
-        return torch.where(self.own, self.token_rewards, 0.0).sum(dim=1, dtype=torch.float64)
+        """float64 [B]: the sum of a row's token rewards, added in float32; 0 on rows without a token of the policy."""
+        return self.rewards.sum(dim=1).double()
 
     def needed(self, name: str) -> torch.Tensor:
         """An optional tensor that the estimator cannot do without.
@@ -112,7 +107,10 @@ _ROW_FIELDS = ("session_index", "output_index", "greedy_rewards")
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Both float32 [B, T], 0 where the mask is False. `returns` is what a critic would be fitted to."""
+    """Attributes:
+    advantages: float32 [B, T], 0 where the mask is False.
+    returns: float32 [B, T], finite, what a critic would be fitted to; cells outside the mask mean nothing.
+    """
 
     advantages: torch.Tensor
     returns: torch.Tensor

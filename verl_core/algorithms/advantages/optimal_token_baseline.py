@@ -7,6 +7,7 @@ the policy's tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,70 +54,79 @@ class _Timeline:
     """Cells [B, T] laid out as [S, P].
 
     Attributes:
-        position: int64 [B, T]; P on cells that have no place.
-        length: int64 [S], positions in use.
+        length: float32 [S], positions in use.
+        position: int64 [B, T]; P on cells that have no place. None where every cell lies in its place already: each
+            row is a session and its time starts at the first cell.
         width: P.
     """
 
     sessions: Sessions
-    position: torch.Tensor
     length: torch.Tensor
+    position: torch.Tensor | None
     width: int
 
     @classmethod
     def of(cls, inputs: AdvantageInputs, with_tools: bool) -> _Timeline:
         sessions, own = Sessions.of(inputs), inputs.own
         column = torch.arange(own.shape[1], device=own.device)
-        if with_tools:
-            place, length = column.expand_as(own), torch.where(own, column + 1, 0).max(dim=1).values
-            there = column < length[:, None]
-        else:
-            place, length, there = own.cumsum(1) - 1, own.sum(1), own
+        ends = torch.where(own, column.float() + 1, 0.0).amax(dim=1)
+        length = ends if with_tools else sessions.sampled.float()
+        if inputs.session_index is None and bool((length == ends).all()):
+            return cls(sessions, length, None, own.shape[1])
+        there = column < ends[:, None] if with_tools else own
+        place = column.expand_as(own) if with_tools else own.cumsum(1) - 1
         # A later output starts where the earlier ones ended: the total less what is left from this row on.
-        left = sessions.chained(length.double(), torch.ones_like(length, dtype=torch.float64)).long()
-        total = torch.zeros_like(sessions.last).index_add(0, sessions.of_row, length)
-        position = place + (total[sessions.of_row] - left)[:, None]
+        left = sessions.chained(length, torch.ones_like(length))
+        total = torch.zeros(len(sessions.last), device=own.device).index_add(0, sessions.of_row, length)
+        position = place + (total[sessions.of_row] - left).long()[:, None]
         width = max(1, int(total.max()))
-        return cls(sessions, torch.where(there, position, width), total, width)
+        return cls(sessions, total, torch.where(there, position, width), width)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """float64 [S, P] of float64 [B, T], 0 where a session has no cell."""
-        flat = torch.zeros(len(self.length) * (self.width + 1), dtype=torch.float64, device=values.device)
-        return flat.index_copy_(0, self._flat(), values.flatten()).view(-1, self.width + 1)[:, : self.width]
+        """float32 [S, P] of float32 [B, T], 0 where a session has no cell; values are 0 where there is no place."""
+        if self.position is None:
+            return values
+        flat = torch.zeros(len(self.length) * (self.width + 1), device=values.device)
+        return flat.index_copy_(0, self._flat(self.position), values.flatten()).view(-1, self.width + 1)[:, :-1]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """float64 [B, T] of float64 [S, P]; 0 on cells without a place."""
+        """float32 [B, T] of float32 [S, P]; without meaning on cells without a place."""
+        if self.position is None:
+            return values
         padded = torch.cat([values, torch.zeros_like(values[:, :1])], dim=1)
-        return padded.flatten()[self._flat()].view_as(self.position)
+        return padded.flatten()[self._flat(self.position)].view_as(self.position)
 
-    def _flat(self) -> torch.Tensor:
-        return (self.sessions.of_row[:, None] * (self.width + 1) + self.position).flatten()
+    def _flat(self, position: torch.Tensor) -> torch.Tensor:
+        return (self.sessions.of_row[:, None] * (self.width + 1) + position).flatten()
 
 
 def _estimate(inputs: AdvantageInputs, time: _Timeline) -> Advantages:
-    own, sessions = inputs.own, time.sessions
-    chance = torch.where(own, inputs.needed("old_log_probs"), 0.0).double().exp()
-    energy = (1 - 2 * chance + torch.where(own, inputs.needed("sum_pi_squared"), 0.0).double()).clamp(min=0)
-    if inputs.is_weights is not None:
-        energy = energy * torch.where(own, inputs.is_weights, 0.0).double().square()
-    gone = time.spread(torch.where(own, energy, 0.0)).cumsum(1)
-    to_come = time.spread(inputs.rewards).flip(1).cumsum(1).flip(1)
+    to_come = time.spread(inputs.rewards).flip(1).cumsum_(1).flip(1)
     returns = time.gather(to_come)
-    advantages = returns - time.gather(_baseline(to_come, gone, time))
-    mask = sessions.trained(inputs.mask)
-    masked = torch.where(mask, advantages, 0.0).float()
-    return Advantages(masked, returns=torch.where(mask, returns, 0.0).float())
+    baseline = time.gather(_baseline(to_come, time.spread(_energy(inputs)).cumsum(1), time))
+    mask = time.sessions.trained(inputs.mask)
+    return Advantages(torch.where(mask, returns - baseline, 0.0), returns=returns)
+
+
+def _energy(inputs: AdvantageInputs) -> torch.Tensor:
+    """float32 [B, T]: w of each token the policy sampled, 0 elsewhere."""
+    chance = inputs.needed("old_log_probs").exp()
+    energy = torch.add(inputs.needed("sum_pi_squared") + 1, chance, alpha=-2).clamp_(min=0)
+    if inputs.is_weights is not None:
+        energy = energy * inputs.is_weights.square()
+    return torch.where(inputs.own, energy, 0.0)
 
 
 def _baseline(to_come: torch.Tensor, gone: torch.Tensor, time: _Timeline) -> torch.Tensor:
-    """float64 [S, P]."""
+    """float32 [S, P]."""
     sessions = time.sessions
     counted, group = sessions.counted, sessions.group
     zeros = to_come.new_zeros(int(group.max()) + 1, time.width)
     weight = torch.where(counted[:, None], gone, 0.0)
     above = zeros.index_add(0, group, weight * to_come)
     below = zeros.index_add(0, group, weight)
-    length = torch.where(counted, time.length, 0).double()
+    length = torch.where(counted, time.length, 0.0).double()
     top = top_two(length, counted, group)
-    alone = top.leads[:, None] & (torch.arange(time.width, device=group.device) >= top.second[:, None])
-    return torch.where(alone, 0.0, (above / (below + EPSILON))[group])
+    free_until = torch.where(top.leads, top.second, math.inf)  # from there on the longest session runs alone
+    column = torch.arange(time.width, device=group.device, dtype=torch.float64)
+    return torch.where(column >= free_until[:, None], 0.0, (above / (below + EPSILON))[group])

@@ -22,5 +22,4 @@ def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
     """
     sessions = Sessions.of(inputs)
     returns = discounted(inputs.rewards, inputs.own, inputs.gamma, sessions)
-    mask = sessions.trained(inputs.mask)
-    return Advantages(whitened(returns, mask), returns=torch.where(mask, returns, 0.0).float())
+    return Advantages(whitened(returns, sessions.trained(inputs.mask)), returns=returns)

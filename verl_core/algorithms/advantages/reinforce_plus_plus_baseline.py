@@ -7,7 +7,6 @@ import torch
 from verl_core.algorithms.advantages.groups import group_statistics
 from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
 from verl_core.algorithms.advantages.sessions import Sessions, per_session
-from verl_core.algorithms.advantages.whitening import whitened_rows
 
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
@@ -25,4 +24,4 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
     def formula(sessions: Sessions) -> torch.Tensor:
         return sessions.outcome - group_statistics(sessions.outcome, sessions.counted, sessions.group).baseline
 
-    return whitened_rows(per_session(inputs, formula), inputs)
+    return per_session(inputs, formula, whiten=True)

@@ -22,7 +22,6 @@ def remax(inputs: AdvantageInputs) -> Advantages:
     """
     sessions = Sessions.of(inputs)
     returns = discounted(inputs.rewards, inputs.own, 1.0, sessions)
-    baseline = inputs.needed("greedy_rewards").double()[:, None]
+    baseline = inputs.needed("greedy_rewards")[:, None]
     mask = sessions.trained(inputs.mask)
-    advantages = torch.where(mask, returns - baseline, 0.0).float()
-    return Advantages(advantages, returns=torch.where(mask, returns, 0.0).float())
+    return Advantages(torch.where(mask, returns - baseline, 0.0), returns=returns)

@@ -10,41 +10,48 @@ from verl_core.algorithms.advantages.sessions import Sessions
 
 
 def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: Sessions) -> torch.Tensor:
-    """float64 [B, T]: S_t = x_t + decay S_(next own token), through all outputs of the session.
+    """float32 [B, T]: S_t = x_t + decay S_(next own token), through all outputs of the session.
 
     Args:
-        values: float64 [B, T], 0 where `own` is False.
+        values: float32 [B, T], 0 where `own` is False.
         own: bool [B, T].
         decay: in [0, 1].
     """
-    sums = values.flip(1).cumsum(1).flip(1) if decay == 1.0 else _recurrence(values, own, decay)
+    sums = values.flip(1).cumsum_(1).flip(1) if decay == 1.0 else _recurrence(values, own, decay)
     if sessions.depth == 1:
         return sums
-    left = own.flip(1).cumsum(1).flip(1).double()  # own tokens from here on
+    left = own.float().flip(1).cumsum(1).flip(1)  # own tokens from here on
     start = sessions.chained(sums[:, 0], torch.pow(decay, left[:, 0]))
     return sums + torch.pow(decay, left) * sessions.following(start)[:, None]
 
 
 def _recurrence(values: torch.Tensor, own: torch.Tensor, decay: float) -> torch.Tensor:
     """The loop over time: columns of all rows at once, contiguous because time comes first."""
-    ahead, steps = values.t().contiguous(), torch.where(own, decay, 1.0).double().t().contiguous()
+    ahead, steps = values.t().contiguous(), torch.where(own, decay, 1.0).t().contiguous()
     for t in range(len(ahead) - 2, -1, -1):
         ahead[t].addcmul_(steps[t], ahead[t + 1])
     return ahead.t()
 
 
 def next_values(values: torch.Tensor, own: torch.Tensor, sessions: Sessions) -> torch.Tensor:
-    """float64 [B, T]: the value at the next own token of the session, 0 after the last one.
+    """float32 [B, T]: the value at the next own token of the session, 0 after the last one.
 
     Args:
-        values: float64 [B, T], 0 where `own` is False.
+        values: float32 [B, T], 0 where `own` is False.
     """
-    width = own.shape[1]
-    position = torch.where(own, torch.arange(width, device=own.device), width)
-    coming = position.flip(1).cummin(dim=1).values.flip(1)  # the first own cell from here on, width if none
-    empty = coming[:, 0] == width
-    first = torch.where(empty, 0.0, values.gather(1, coming[:, :1].clamp(max=width - 1))[:, 0])
-    after_row = sessions.following(sessions.chained(first, empty.double()))
-    padded = torch.cat([values, after_row[:, None]], dim=1)
-    coming = torch.cat([coming[:, 1:], torch.full_like(coming[:, :1], width)], dim=1)
-    return padded.gather(1, coming)
+    here, there = values.t().contiguous(), own.t().contiguous()
+    # The value at the first own token from each cell on; what follows the row stands in one cell more.
+    onward = torch.cat([here, torch.zeros_like(here[:1])])
+    _carry_back(onward, there)
+    if sessions.depth > 1:
+        empty = (~own.any(dim=1)).float()
+        onward[-1] = sessions.following(sessions.chained(onward[0], empty))
+        onward[:-1] = here
+        _carry_back(onward, there)
+    return onward[1:].t()
+
+
+def _carry_back(onward: torch.Tensor, own: torch.Tensor) -> None:
+    """In place, float32 [T + 1, B]: a cell that is not the policy's own takes what the next one holds."""
+    for t in range(len(own) - 1, -1, -1):
+        torch.where(own[t], onward[t], onward[t + 1], out=onward[t])

@@ -9,75 +9,100 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from verl_core.algorithms.advantages.interface import AdvantageInputs, Advantages
+from verl_core.algorithms.advantages.whitening import whitened_rows
+from verl_core.algorithms.counting import row_counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sessions:
-    """S sessions of B rows.
+    """S sessions of B rows. What takes a pass over all cells is computed when it is asked for.
 
     Attributes:
+        inputs: the batch.
         of_row: int64 [B], the session of each row.
         next_row: int64 [B], the row that continues this one; -1 after the last output.
         depth: largest number of outputs of a session.
-        last: int64 [S], the row of the last output.
+        last: int64 [S], the row of the last output; 0 where `there` is False.
+        there: bool [S], the number is that of a session.
         group: int64 [S].
-        outcome: float64 [S].
-        tokens: float64 [S], tokens the policy sampled, all outputs.
-        counted: bool [S], takes part in statistics: has an outcome and, unless `baseline_rows` is "all", a token to
-            train on.
     """
 
+    inputs: AdvantageInputs
     of_row: torch.Tensor
     next_row: torch.Tensor
     depth: int
     last: torch.Tensor
+    there: torch.Tensor
     group: torch.Tensor
-    outcome: torch.Tensor
-    tokens: torch.Tensor
-    counted: torch.Tensor
 
     @classmethod
     def of(cls, inputs: AdvantageInputs) -> Sessions:
         """The sessions of a batch; without a session index every row is one."""
-        own = inputs.own
-        rows = torch.arange(len(own), device=own.device)
-        tokens, live, known = own.sum(dim=1).double(), inputs.live, own.any(dim=1)
-        outcome = inputs.outcomes
+        rows = torch.arange(len(inputs.mask), device=inputs.mask.device)
         if inputs.session_index is None or inputs.output_index is None:
-            counted = known if inputs.baseline_rows == "all" else live & known
-            none = torch.full_like(rows, -1)
-            return cls(rows, none, 1, rows, inputs.group_index, outcome, tokens, counted)
+            every = torch.ones_like(rows, dtype=torch.bool)
+            return cls(inputs, rows, torch.full_like(rows, -1), 1, rows, every, inputs.group_index)
         of_row = inputs.session_index
         next_row, last, depth = _order(of_row, inputs.output_index)
         there = last >= 0
         speaker = last.clamp(min=0)
-
-        def total(values: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(len(last), dtype=torch.float64, device=own.device).index_add(0, of_row, values)
-
-        counted = there & known[speaker]
-        if inputs.baseline_rows == "kept":
-            counted = counted & (total(live.double()) > 0)
         group = torch.where(there, inputs.group_index[speaker], 0)
-        return cls(of_row, next_row, depth, speaker, group, total(outcome), total(tokens), counted)
+        return cls(inputs, of_row, next_row, depth, speaker, there, group)
+
+    @cached_property
+    def outcome(self) -> torch.Tensor:
+        """float64 [S]: the sum of all outputs' rewards."""
+        return self._total(self.inputs.outcomes)
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """float64 [S]: tokens the policy sampled, all outputs."""
+        return self._total(self.sampled)
+
+    @cached_property
+    def counted(self) -> torch.Tensor:
+        """bool [S]: takes part in statistics: has an outcome and, unless `baseline_rows` is "all", a token to train
+        on.
+        """
+        known = self.there & (self.sampled > 0)[self.last]
+        return known if self.inputs.baseline_rows == "all" else known & (self._total(self.trainable) > 0)
 
     def trained(self, mask: torch.Tensor) -> torch.Tensor:
-        """bool [B, T]: the cells of `mask` in sessions that have an outcome."""
+        """bool [B, T]: the cells of `mask`, a subset of the batch's, in sessions that have an outcome."""
+        if self.inputs.session_index is None:  # a row with a cell to train on has an outcome
+            return mask
         return mask & self.counted[self.of_row][:, None]
 
+    @cached_property
+    def sampled(self) -> torch.Tensor:
+        """float64 [B]: tokens the policy sampled."""
+        return row_counts(self.inputs.own).double()
+
+    @cached_property
+    def trainable(self) -> torch.Tensor:
+        """float64 [B]: tokens to train on."""
+        return self.sampled if self.inputs.sampled is None else row_counts(self.inputs.mask).double()
+
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        """float64 [S] of float64 [B]: the sum over outputs."""
+        if self.inputs.session_index is None:
+            return values
+        return torch.zeros(len(self.last), dtype=torch.float64, device=values.device).index_add(0, self.of_row, values)
+
     def chained(self, own: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """x with x[row] = own[row] + factor[row] x[next row]; float64 [B]. What follows the last output is 0."""
+        """x with x[row] = own[row] + factor[row] x[next row]; float [B]. What follows the last output is 0."""
         value = own
         for _ in range(self.depth - 1):
             value = own + factor * self.following(value)
         return value
 
     def following(self, values: torch.Tensor) -> torch.Tensor:
-        """float64 [B]: the value of the row that continues this one, 0 after the last output."""
+        """float [B]: the value of the row that continues this one, 0 after the last output."""
         return torch.where(self.next_row >= 0, values[self.next_row.clamp(min=0)], 0.0)
 
 
@@ -96,13 +121,19 @@ def _order(of_row: torch.Tensor, output_index: torch.Tensor) -> tuple[torch.Tens
     return next_row, last, int(count.max())
 
 
-def per_session(inputs: AdvantageInputs, formula: Callable[[Sessions], torch.Tensor]) -> Advantages:
+def per_session(
+    inputs: AdvantageInputs, formula: Callable[[Sessions], torch.Tensor], whiten: bool = False
+) -> Advantages:
     """One number per session on every trainable token of all of its outputs; `returns` equals `advantages`.
 
     Args:
         formula: sessions to float64 [S]; its value at sessions that are not counted is not used.
+        whiten: normalise afterwards over all trainable tokens of sessions that have an outcome.
     """
     sessions = Sessions.of(inputs)
-    value = torch.where(sessions.counted, formula(sessions), 0.0)[sessions.of_row].float()
-    advantages = torch.where(inputs.mask, value[:, None], 0.0)
+    counted = sessions.counted[sessions.of_row]
+    value = torch.where(sessions.counted, formula(sessions), 0.0)[sessions.of_row]
+    if whiten:
+        value = torch.where(counted, whitened_rows(value, torch.where(counted, sessions.trainable, 0.0)), 0.0)
+    advantages = torch.where(inputs.mask, value.float()[:, None], 0.0)
     return Advantages(advantages=advantages, returns=advantages)

@@ -1,11 +1,12 @@
-"""Batch normalisation of advantages. Invariant: statistics are over trainable tokens of the whole batch, in float64."""
+"""Batch normalisation of advantages. Invariant: statistics are over trainable tokens of the whole batch; a row's cells
+add up in float32, rows in float64, around the mean in a second pass.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from verl_core.algorithms.advantages.interface import AdvantageInputs, Advantages
-from verl_core.algorithms.advantages.sessions import Sessions
+from verl_core.algorithms.counting import row_counts
 
 EPSILON = 1e-8
 
@@ -16,19 +17,29 @@ def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     With fewer than two cells there is no deviation and values stay as they are.
 
     Args:
-        values: float64 [B, T].
+        values: float32 [B, T].
         mask: bool [B, T].
     """
     kept = torch.where(mask, values, 0.0)
-    count = mask.sum()
-    if int(count) < 2:
-        return kept.float()
-    centred = torch.where(mask, values - kept.sum() / count, 0.0)
-    variance = centred.square().sum() / (count - 1)
-    return (centred / (variance + EPSILON).sqrt()).float()
+    cells = row_counts(mask).double().sum()
+    if int(cells) < 2:
+        return kept
+    mean = kept.sum(dim=1).double().sum() / cells
+    centred = torch.where(mask, kept - mean.float(), 0.0)
+    variance = centred.square().sum(dim=1).double().sum() / (cells - 1)
+    return centred.div_((variance + EPSILON).sqrt().float())
 
 
-def whitened_rows(per_row: Advantages, inputs: AdvantageInputs) -> Advantages:
-    """The same advantages after `whitened`, over sessions that have an outcome; `returns` equals `advantages`."""
-    advantages = whitened(per_row.advantages.double(), Sessions.of(inputs).trained(inputs.mask))
-    return Advantages(advantages=advantages, returns=advantages)
+def whitened_rows(values: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    """float64 [B]: the same where every cell of a row has one value.
+
+    Args:
+        values: float64 [B], finite.
+        cells: float64 [B], trainable tokens of the row.
+    """
+    total = cells.sum()
+    if int(total) < 2:
+        return values
+    centred = values - (cells * values).sum() / total
+    variance = (cells * centred.square()).sum() / (total - 1)
+    return centred / (variance + EPSILON).sqrt()

@@ -7,7 +7,7 @@ import torch
 from verl_core.algorithms.aggregation import TokenLoss
 from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 
-ALMOST_ONE = 1 - 2**-20
+ALMOST_NONE = 2.0**-20
 
 
 @POLICY_LOSSES.register("dppo_tv")
@@ -26,8 +26,8 @@ def dppo_tv(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: none from verl, whose own default of c is 20 in code and 3 in its YAML; here 3. TRL does not have it.
     """
     with torch.no_grad():
-        moved = inputs.current().exp() - inputs.old().exp()
-        keep = torch.where(inputs.masked_advantages() > 0, moved <= inputs.clip_high, moved >= -inputs.clip_low)
+        moved = inputs.current.exp() - inputs.old.exp()
+        keep = torch.where(inputs.gain > 0, moved <= inputs.clip_high, moved >= -inputs.clip_low)
     return _kept(inputs, keep)
 
 
@@ -41,16 +41,16 @@ def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: as `dppo_tv`.
     """
     with torch.no_grad():
-        log_p, log_old = inputs.current().double(), inputs.old().double()
-        p, old = log_p.exp().clamp(max=ALMOST_ONE), log_old.exp().clamp(max=ALMOST_ONE)
-        divergence = old * (log_old - log_p) + (1 - old) * (torch.log1p(-old) - torch.log1p(-p))
+        log_p, log_old = inputs.current.detach(), inputs.old
+        rest, old_rest = (torch.expm1(each).neg_().clamp_(min=ALMOST_NONE) for each in (log_p, log_old))  # 1 - p
+        divergence = (1 - old_rest) * (log_old - log_p) + old_rest * (old_rest.log() - rest.log())
         upward = (divergence <= inputs.clip_high) | (log_p <= log_old)
         downward = (divergence <= inputs.clip_low) | (log_p >= log_old)
-        keep = torch.where(inputs.masked_advantages() > 0, upward, downward)
+        keep = torch.where(inputs.gain > 0, upward, downward)
     return _kept(inputs, keep)
 
 
 def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> TokenLoss:
-    weight = inputs.log_ratio().detach().exp().clamp(max=inputs.clip_c)
-    loss = -inputs.masked_advantages() * weight * inputs.current()
+    weight = inputs.log_ratio.detach().exp().clamp(max=inputs.clip_c)
+    loss = -inputs.gain * weight * inputs.current
     return policy_loss(inputs, torch.where(keep, loss, 0.0), pg_clipfrac=~keep)

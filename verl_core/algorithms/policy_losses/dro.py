@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from verl_core.algorithms.aggregation import TokenLoss
 from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
 from verl_core.errors import ConfigError
@@ -24,5 +26,5 @@ def dro(inputs: PolicyLossInputs) -> TokenLoss:
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.dro_beta: must be greater than 0, got {inputs.dro_beta}"
         )
-    pull = inputs.dro_beta / 2 * inputs.log_ratio().square()
-    return policy_loss(inputs, pull - inputs.masked_advantages() * inputs.current())
+    pull = inputs.dro_beta / 2 * inputs.log_ratio.square()
+    return policy_loss(inputs, torch.addcmul(pull, inputs.gain, inputs.current, value=-1))

@@ -22,7 +22,7 @@ def geo_mean(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl averages over the rows of a micro-batch, whatever `loss_agg_mode` and the global counts say.
     """
-    advantages, log_ratio = inputs.masked_advantages(), inputs.log_ratio()
+    advantages, log_ratio = inputs.gain, inputs.log_ratio
     upward, downward = log_ratio.clamp(max=inputs.clip_high), log_ratio.clamp(min=-inputs.clip_low)
     held = torch.where(advantages > 0, upward, torch.where(advantages < 0, downward, 0.0))
     row = -inputs.row_means(advantages) * inputs.row_means(held).exp()

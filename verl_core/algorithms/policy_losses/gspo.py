@@ -23,7 +23,7 @@ def gspo(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: TRL calls it `importance_sampling_level="sequence"`. A response that mixes weight versions has no
     single old policy: use recomputed old log-probs (not bypass mode).
     """
-    advantages, log_probs = inputs.masked_advantages(), inputs.current()
+    advantages, log_probs = inputs.gain, inputs.current
     row = inputs.row_means(inputs.log_probs.detach() - inputs.old_log_probs)
     ratio = (row + log_probs - log_probs.detach()).clamp(max=LOG_LIMIT).exp()
     free = -advantages * ratio

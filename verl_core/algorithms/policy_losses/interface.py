@@ -1,21 +1,23 @@
 """What a policy loss gets and gives. Invariant: losses stay per token and metrics stay sums, so any split adds up
-exactly.
+exactly; a formula reads `current`, `old`, `gain` and `log_ratio`, which are 0 outside the mask, and is finite there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from verl_core.algorithms.aggregation import TokenLoss
+from verl_core.algorithms.counting import count, row_counts
 from verl_core.algorithms.registry import Registry
 
 LOG_RATIO_LIMIT = 20.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicyLossInputs:
     """One micro-batch of whole rows, padded right. New losses add fields with defaults.
 
@@ -45,29 +47,35 @@ class PolicyLossInputs:
     kl_coef: float = 0.1
     marked: torch.Tensor | None = None
 
+    @cached_property
     def current(self) -> torch.Tensor:
         """float32 [B, T]: log-probs, 0 where the mask is False."""
-        return torch.where(self.mask, self.log_probs, 0.0)
+        with torch.enable_grad():  # whoever asks first, without gradients perhaps
+            return torch.where(self.mask, self.log_probs, 0.0)
 
+    @cached_property
     def old(self) -> torch.Tensor:
         """float32 [B, T]: old log-probs, 0 where the mask is False."""
         return torch.where(self.mask, self.old_log_probs, 0.0)
 
+    @cached_property
     def log_ratio(self) -> torch.Tensor:
         """float32 [B, T]: log(pi / pi_old), clamped to +-20 so that its exponential is finite; 0 where the mask is
         False.
         """
-        ratio = torch.where(self.mask, self.log_probs - self.old_log_probs, 0.0)
-        return ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        with torch.enable_grad():  # as above
+            ratio = torch.where(self.mask, self.log_probs - self.old_log_probs, 0.0)
+            return ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
-    def masked_advantages(self) -> torch.Tensor:
+    @cached_property
+    def gain(self) -> torch.Tensor:
         """float32 [B, T]: advantages, 0 where the mask is False."""
         return torch.where(self.mask, self.advantages, 0.0)
 
     def row_means(self, values: torch.Tensor) -> torch.Tensor:
         """float32 [B, 1]: mean of `values` over the row's trainable tokens, 0 in a row without any."""
         total = torch.where(self.mask, values, 0.0).sum(dim=1, keepdim=True)
-        return total / self.mask.sum(dim=1, keepdim=True).clamp(min=1)
+        return total / row_counts(self.mask).clamp(min=1)[:, None]
 
     def marks(self) -> torch.Tensor:
         """`marked`, where trainable.
@@ -85,9 +93,9 @@ def policy_loss(inputs: PolicyLossInputs, per_token: torch.Tensor, **counted: to
     many trainable tokens are True in each of `counted`, bool [B, T].
     """
     with torch.no_grad():
-        sums = {name: (where & inputs.mask).sum().float() for name, where in counted.items()}
-        sums["ppo_kl"] = (-inputs.log_ratio()).sum()
-    return TokenLoss(per_token=torch.where(inputs.mask, per_token, 0.0), sums=sums)
+        sums = {name: count(where & inputs.mask) for name, where in counted.items()}
+        sums["ppo_kl"] = -inputs.log_ratio.detach().sum()
+    return TokenLoss(per_token=per_token, sums=sums)
 
 
 PolicyLossFunction = Callable[[PolicyLossInputs], TokenLoss]

@@ -21,7 +21,7 @@ def sapo(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl always aggregates it by seq-mean-token-mean; here `loss_agg_mode` is obeyed.
     """
-    advantages = inputs.masked_advantages()
+    advantages = inputs.gain
     tau = torch.where(advantages > 0, inputs.tau_pos, inputs.tau_neg)
-    gate = 4 / tau * torch.sigmoid(tau * (inputs.log_ratio().exp() - 1))
+    gate = 4 / tau * torch.sigmoid(tau * (inputs.log_ratio.exp() - 1))
     return policy_loss(inputs, -advantages * gate)

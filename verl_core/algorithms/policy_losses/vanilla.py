@@ -20,11 +20,14 @@ def vanilla(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: TRL has no second clip unless `delta` is given. verl leaves rejected tokens in the denominator of
     token-mean; here they leave it.
     """
-    advantages, ratio = inputs.masked_advantages(), inputs.log_ratio().exp()
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
-    worst = torch.maximum(free, clipped)
-    bound = -advantages * inputs.clip_c
-    negative = advantages < 0
-    loss = torch.where(negative, torch.minimum(worst, bound), worst)
-    return policy_loss(inputs, loss, pg_clipfrac=clipped > free, pg_clipfrac_lower=negative & (worst > bound))
+    gain, ratio = inputs.gain, inputs.log_ratio.exp()
+    with torch.no_grad():
+        # The same as bounds of r, which depend on the sign of A alone: 1 + high above, or 1 - low below and c above.
+        lowest = torch.where(gain < 0, 1 - inputs.clip_low, 0.0)
+        highest = torch.where(gain > 0, 1 + inputs.clip_high, inputs.clip_c)
+    held = ratio.clamp(lowest, highest)
+    with torch.no_grad():
+        above = (held < ratio) & (gain != 0)
+        upward = gain > 0
+    clipped = (above & upward) | (held > ratio)
+    return policy_loss(inputs, -gain * held, pg_clipfrac=clipped, pg_clipfrac_lower=above & ~upward)
