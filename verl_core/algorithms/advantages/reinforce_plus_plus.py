@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
 from verl_core.algorithms.advantages.returns import discounted
 from verl_core.algorithms.advantages.sessions import Sessions

@@ -22,6 +22,6 @@ def remax(inputs: AdvantageInputs) -> Advantages:
     """
     sessions = Sessions.of(inputs)
     returns = discounted(inputs.rewards, inputs.own, 1.0, sessions)
-    baseline = inputs.needed("greedy_rewards")[:, None]
+    advantages = returns - inputs.needed("greedy_rewards")[:, None]
     mask = sessions.trained(inputs.mask)
-    return Advantages(torch.where(mask, returns - baseline, 0.0), returns=returns)
+    return Advantages(torch.where(mask, advantages, torch.zeros(()), out=advantages), returns=returns)

@@ -18,7 +18,7 @@ def cispo(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: TRL's `cispo` clips above only, at `epsilon_high` (its weight, not its distance from 1).
     """
-    ratio = inputs.log_ratio.detach().exp()
+    ratio = inputs.ratio.detach()
     weight = ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
-    loss = -weight * inputs.gain * inputs.current
+    loss = -weight * inputs.gain * inputs.log_probs
     return policy_loss(inputs, loss, pg_clipfrac=weight != ratio)

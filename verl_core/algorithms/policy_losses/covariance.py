@@ -88,7 +88,7 @@ def clip_cov(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: verl takes current log-probs and the means of a micro-batch, so that its choice depends on the split.
     TRL does not have it.
     """
-    advantages, ratio, marks = inputs.gain, inputs.log_ratio.exp(), inputs.marks()
+    advantages, ratio, marks = inputs.gain, inputs.ratio, inputs.marks()
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
     loss = torch.where(marks, 0.0, torch.maximum(free, clipped))
@@ -108,6 +108,6 @@ def kl_cov(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: as `clip_cov`.
     """
     log_ratio, marks = inputs.log_ratio, inputs.marks()
-    loss = -inputs.gain * log_ratio.exp()
+    loss = -inputs.gain * inputs.ratio
     held = loss + inputs.kl_coef * log_ratio.abs()
     return policy_loss(inputs, torch.where(marks, held, loss), pg_markfrac=marks)

@@ -51,6 +51,6 @@ def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
 
 
 def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> TokenLoss:
-    weight = inputs.log_ratio.detach().exp().clamp(max=inputs.clip_c)
-    loss = -inputs.gain * weight * inputs.current
+    weight = inputs.ratio.detach().clamp(max=inputs.clip_c)
+    loss = -inputs.gain * weight * inputs.log_probs
     return policy_loss(inputs, torch.where(keep, loss, 0.0), pg_clipfrac=~keep)

@@ -10,11 +10,11 @@ from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLo
 def gpg(inputs: PolicyLossInputs) -> TokenLoss:
     """L = -A log pi.
 
-    No ratio, so no clip and no `ppo_kl`: right for one update per step; with more, nothing corrects for the drift of the policy. Meant
-    for the estimator of the same name.
+    No ratio, so no clip and no `ppo_kl`: right for one update per step; with more, nothing corrects for the drift of
+    the policy. Meant for the estimator of the same name.
 
     Source: Chu et al. 2025, arXiv 2504.02546; Williams 1992.
 
     Differences: none from verl; TRL does not have it.
     """
-    return TokenLoss(per_token=-inputs.gain * inputs.current, sums={})
+    return TokenLoss(per_token=-inputs.gain * inputs.log_probs, sums={})

@@ -1,5 +1,6 @@
 """What a policy loss gets and gives. Invariant: losses stay per token and metrics stay sums, so any split adds up
-exactly; a formula reads `current`, `old`, `gain` and `log_ratio`, which are 0 outside the mask, and is finite there.
+exactly; no gradient leaves a cell outside the mask, whatever lies there: formulas read `current`, `old`, `gain`,
+`log_ratio` and `ratio`, which are harmless there.
 """
 
 from __future__ import annotations
@@ -60,12 +61,15 @@ class PolicyLossInputs:
 
     @cached_property
     def log_ratio(self) -> torch.Tensor:
-        """float32 [B, T]: log(pi / pi_old), clamped to +-20 so that its exponential is finite; 0 where the mask is
-        False.
-        """
+        """float32 [B, T]: log(pi / pi_old), 0 where the mask is False."""
         with torch.enable_grad():  # as above
-            ratio = torch.where(self.mask, self.log_probs - self.old_log_probs, 0.0)
-            return ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            return torch.where(self.mask, self.log_probs - self.old_log_probs, 0.0)
+
+    @cached_property
+    def ratio(self) -> torch.Tensor:
+        """float32 [B, T]: pi / pi_old of a log-ratio clamped to +-20, so finite; 1 where the mask is False."""
+        with torch.enable_grad():  # as above
+            return self.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
     @cached_property
     def gain(self) -> torch.Tensor:

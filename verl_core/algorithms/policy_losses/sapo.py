@@ -21,7 +21,7 @@ def sapo(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl always aggregates it by seq-mean-token-mean; here `loss_agg_mode` is obeyed.
     """
-    advantages = inputs.gain
-    tau = torch.where(advantages > 0, inputs.tau_pos, inputs.tau_neg)
-    gate = 4 / tau * torch.sigmoid(tau * (inputs.log_ratio.exp() - 1))
-    return policy_loss(inputs, -advantages * gate)
+    upward = inputs.gain > 0
+    tau = torch.where(upward, inputs.tau_pos, inputs.tau_neg)
+    height = torch.where(upward, -4 / inputs.tau_pos, -4 / inputs.tau_neg).mul_(inputs.gain)
+    return policy_loss(inputs, height * torch.sigmoid(tau * (inputs.ratio - 1)))

@@ -20,7 +20,7 @@ def vanilla(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: TRL has no second clip unless `delta` is given. verl leaves rejected tokens in the denominator of
     token-mean; here they leave it.
     """
-    gain, ratio = inputs.gain, inputs.log_ratio.exp()
+    gain, ratio = inputs.gain, inputs.ratio
     with torch.no_grad():
         # The same as bounds of r, which depend on the sign of A alone: 1 + high above, or 1 - low below and c above.
         lowest = torch.where(gain < 0, 1 - inputs.clip_low, 0.0)
