@@ -24,4 +24,4 @@ def remax(inputs: AdvantageInputs) -> Advantages:
     returns = discounted(inputs.rewards, inputs.own, 1.0, sessions)
     advantages = returns - inputs.needed("greedy_rewards")[:, None]
     mask = sessions.trained(inputs.mask)
-    return Advantages(torch.where(mask, advantages, torch.zeros(()), out=advantages), returns=returns)
+    return Advantages(torch.where(mask, advantages, advantages.new_zeros(()), out=advantages), returns=returns)
