@@ -161,6 +161,27 @@ def test_more_seeded_prompts_than_fit_one_step(bench: Bench) -> None:
     assert bench.agrees([(399 * 7 + j) % 250 for j in range(12)], generations[399])
 
 
+def test_whoever_was_sent_first_is_served_first(bench: Bench) -> None:
+    """100 prompts of 80 tokens wait at a sleeping engine, a step takes 4,096 tokens: the last one came first."""
+
+    async def order() -> list[int]:
+        await bench.engine.sleep()
+        ended: list[int] = []
+
+        async def one(i: int) -> None:
+            await bench.engine.generate(f"q{i}", LONG_IDS, SamplingParams(1, seed=i, since=2000.0 - i))
+            ended.append(i)
+
+        asked = [asyncio.create_task(one(i)) for i in range(100)]
+        await asyncio.sleep(0.5)
+        await bench.engine.wake()
+        await asyncio.gather(*asked)
+        return ended
+
+    ended = bench.run(order())
+    assert min(ended[:40]) > max(ended[60:])
+
+
 def test_the_end_token_is_part_of_the_response(bench: Bench) -> None:
     async def many() -> list[Generation]:
         work = (bench.engine.generate(f"r{i}", PROMPT_IDS, SamplingParams(64, seed=i)) for i in range(48))

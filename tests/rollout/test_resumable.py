@@ -206,6 +206,7 @@ def test_budget_versions_and_parameters(budget: int, plan: list[tuple[int, int, 
         assert (len(ids) - 2, attempt.done, asked.max_tokens) == (done, done, budget - done)
         assert asked.seed == attempt_seed(11, done)
         assert (asked.temperature, asked.top_p, asked.top_k) == (0.7, 1.0, -1)
+        assert attempt.since == handle.calls[0][3].since > 1e9  # it keeps its place in every queue
         done += plan[number - 1][0] if number <= len(plan) else 0
 
 

@@ -20,6 +20,8 @@ class SamplingParams:
     Attributes:
         done: how many ids at the end of the prompt are the request's own, from attempts that were cut off; an engine
             is told by its server.
+        since: when the request was first sent, seconds since the epoch, 0 = nobody says; an engine that has no room for
+            all takes the lowest first. Told by the server, too.
     """
 
     max_tokens: int
@@ -28,6 +30,7 @@ class SamplingParams:
     top_k: int = -1
     seed: int = 0
     done: int = 0
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ class Attempt:
         done: tokens at the end of the prompt ids that earlier attempts sampled.
         work_s: seconds an engine may still work for it.
         pause_s: seconds it may still wait at a closed gate.
+        since: when the first attempt was sent, seconds since the epoch: whoever was cut off keeps its place in the
+            queue. Without that a group waits for one unlucky session while newer ones overtake it.
     """
 
     done: int
     work_s: float
     pause_s: float
+    since: float = 0.0
 
 
 class RolloutEngine(Protocol):

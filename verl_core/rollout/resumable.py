@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from verl_core.deadline import Deadline
 from verl_core.errors import DeadlineExceeded
@@ -43,6 +43,7 @@ class _Course:
     attempts: int = 0
     idle: int = 0
     began: float = 0.0
+    since: float = field(default_factory=time.time)
 
     @property
     def done(self) -> int:
@@ -115,7 +116,7 @@ class ResumableClient:
         )
         course.spend(time.monotonic() - began, 0.0)
         self._check(course)
-        attempt = Attempt(course.done, course.work_s, course.pause_s)
+        attempt = Attempt(course.done, course.work_s, course.pause_s, course.since)
         missing = replace(params, max_tokens=course.budget - course.done, seed=attempt_seed(params.seed, course.done))
         longest = course.work_s + course.pause_s + ANSWER_GRACE_S
         wait = self._deadline(f"generation {course.request_id}", course, longest)

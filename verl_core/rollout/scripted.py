@@ -26,6 +26,7 @@ from verl_core.rollout.prefix_states import PrefixState
 from verl_core.rollout.scripted_lengths import length_draw
 from verl_core.rollout.scripted_model import ScriptedModel
 from verl_core.rollout.scripted_sampling import choose
+from verl_core.rollout.scripted_slots import Slots
 from verl_core.trajectory import Segment, StopReason
 from verl_core.weights.adapter import served_adapter
 from verl_core.weights.interface import WeightManifest
@@ -66,7 +67,7 @@ class ScriptedEngine:
 
     Args:
         config: a token takes rollout.scripted_delay_s, beside other requests, as on a real engine; at most
-            rollout.max_num_seqs requests run, the others wait in the order in which they came.
+            rollout.max_num_seqs requests run, the others wait, longest first.
         model_path: Hugging Face folder.
     """
 
@@ -76,7 +77,7 @@ class ScriptedEngine:
         self._thread = ThreadPoolExecutor(1, "scripted-engine", initializer=torch.set_num_threads, initargs=(1,))
         self._loaded: ScriptedModel | None = None
         self._running: set[_Request] = set()
-        self._slots = asyncio.Semaphore(self._rollout.max_num_seqs)
+        self._slots = Slots(self._rollout.max_num_seqs)
         self._lengths = length_draw(config)
         self._adapter = served_adapter(config.actor_rollout_ref.model)
         self._awake = asyncio.Event()
@@ -100,7 +101,7 @@ class ScriptedEngine:
         request = self._admit(request_id, prompt_ids, params)
         parked = Deadline(f"request {request_id} at a sleeping engine", self._rollout.request_timeout_s)
         self._running.add(request)
-        slot = asyncio.ensure_future(self._slots.acquire())
+        slot = self._slots.ask(params.since)
         try:
             await self._or_cut(request, slot)
             while True:
@@ -112,8 +113,7 @@ class ScriptedEngine:
         finally:
             request.cut.set()  # a cancelled request stops at its next token
             self._running.discard(request)
-            if not slot.cancel() and not slot.cancelled():
-                self._slots.release()
+            self._slots.give_back(slot)
 
     async def abort_all(self) -> int:
         """Cut off what runs; each request returns at its next token."""

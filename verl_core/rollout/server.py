@@ -137,9 +137,10 @@ class LLMServer:
         async with self._gate.pass_through(request_id, parked), self._mortal():
             deadline = both if attempt is None else self._deadline(name, attempt.work_s)
             began = time.monotonic()
-            done = None if attempt is None else attempt.done
+            done, since = (None, 0.0) if attempt is None else (attempt.done, attempt.since)
             with self._meter.request(done) as answer:
-                work = self._engine.generate(request_id, prompt_ids, replace(params, done=done or 0))
+                told = replace(params, done=done or 0, since=since)
+                work = self._engine.generate(request_id, prompt_ids, told)
                 try:
                     answer.append(await asyncio.wait_for(work, max(deadline.left, 0.001)))
                 except TimeoutError as error:

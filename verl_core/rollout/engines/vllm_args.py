@@ -64,6 +64,7 @@ def engine_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "max_model_len": config.max_model_len,
         "max_num_seqs": rollout.max_num_seqs,
+        "scheduling_policy": "priority",  # by when a request was first sent; all alike, it is first come first served
         "enable_prefix_caching": rollout.enable_prefix_caching,
         "seed": rollout.seed,
         "logprobs_mode": "processed_logprobs",

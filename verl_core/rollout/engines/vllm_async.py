@@ -21,7 +21,7 @@ from verl_core.errors import EngineDead, RolloutError, VerlError, WeightError
 from verl_core.rollout.engines.staging import Account, until_staged
 from verl_core.rollout.engines.vllm_adapter import adapter_request
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
-from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
+from verl_core.rollout.engines.vllm_request import RequestLimits, priority, to_generation
 from verl_core.rollout.interface import Generation, SamplingParams
 from verl_core.weights.adapter import served_adapter
 from verl_core.weights.interface import PULLED, WeightManifest
@@ -73,7 +73,9 @@ class VllmAsyncEngine:
         self._running += 1
         try:
             adapter = adapter_request(self._adapter)
-            async for output in self._llm.generate(tokens_input(ids), sampling, name, lora_request=adapter):
+            async for output in self._llm.generate(
+                tokens_input(ids), sampling, name, lora_request=adapter, priority=priority(params)
+            ):
                 last = output
         except EngineDeadError as error:
             raise EngineDead(f"the inference engine died while {request_id} ran") from error

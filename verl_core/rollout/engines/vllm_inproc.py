@@ -20,7 +20,7 @@ from verl_core.rollout.engines.staging import Account, until_staged
 from verl_core.rollout.engines.step_loop import StepLoop
 from verl_core.rollout.engines.vllm_adapter import adapter_request
 from verl_core.rollout.engines.vllm_args import engine_arguments, process_environment, stop_token_ids
-from verl_core.rollout.engines.vllm_request import RequestLimits, to_generation
+from verl_core.rollout.engines.vllm_request import RequestLimits, priority, to_generation
 from verl_core.rollout.interface import Generation, SamplingParams
 from verl_core.weights.adapter import served_adapter
 from verl_core.weights.interface import PULLED, WeightManifest
@@ -66,7 +66,9 @@ class VllmInprocEngine:
         try:
             adapter = adapter_request(self._adapter)
             added = self._steps.submit(
-                lambda engine: engine.add_request(name, _tokens(ids), sampling, lora_request=adapter)
+                lambda engine: engine.add_request(
+                    name, _tokens(ids), sampling, lora_request=adapter, priority=priority(params)
+                )
             )
             added.add_done_callback(lambda done: self._refused(name, done.exception()))
             return await answer

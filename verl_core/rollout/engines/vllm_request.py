@@ -75,6 +75,11 @@ class RequestLimits:
         )
 
 
+def priority(params: SamplingParams) -> int:
+    """vLLM serves the lowest first: the millisecond in which the request was first sent."""
+    return round(1000 * params.since)
+
+
 def to_generation(output: RequestOutput) -> Generation:
     """The finished (or aborted) output.
 
