@@ -1,4 +1,4 @@
-"""How many cells of a mask are set. Invariant: exact.
+"""How many cells are set, and which is the last. Invariant: exact.
 
 On a CPU numpy counts: torch adds bools up through int64, which takes longer than the formulas around it.
 """
@@ -16,8 +16,17 @@ def row_counts(mask: torch.Tensor) -> torch.Tensor:
     return mask.sum(dim=1)
 
 
-def count(mask: torch.Tensor) -> torch.Tensor:
-    """float32 scalar: the cells of a bool mask of any shape."""
+def count(cells: torch.Tensor) -> torch.Tensor:
+    """float32 scalar: the cells that are True, or not 0, in a tensor of any shape."""
+    if cells.device.type == "cpu":
+        return torch.tensor(float(np.count_nonzero(cells.numpy())))
+    return cells.count_nonzero().float()
+
+
+def last_cells(mask: torch.Tensor) -> torch.Tensor:
+    """int64 [B]: the last set cell of each row of a bool [B, T] mask, T > 0; T - 1 in a row without any."""
     if mask.device.type == "cpu":
-        return torch.tensor(float(np.count_nonzero(mask.numpy())))
-    return mask.sum().float()
+        from_behind = torch.from_numpy(mask.numpy()[:, ::-1].argmax(axis=1))
+    else:
+        from_behind = mask.flip(1).to(torch.uint8).argmax(dim=1)
+    return mask.shape[1] - 1 - from_behind

@@ -1,5 +1,5 @@
-"""Discounted sums of what is still to come. Invariant: only the policy's own tokens take a step of time; over other
-cells (tool text, padding) a sum is carried unchanged, and the outputs of a session follow each other.
+"""Discounted sums of what is still to come. Invariant: only the policy's own tokens take a step of time, and the
+outputs of a session follow each other; at other cells (tool text, padding) a sum means nothing.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from verl_core.algorithms.advantages.sessions import Sessions
+from verl_core.algorithms.counting import count, last_cells
 
 
 def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: Sessions) -> torch.Tensor:
@@ -17,12 +18,24 @@ def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: 
         own: bool [B, T].
         decay: in [0, 1].
     """
+    if decay == 1.0 and sessions.depth == 1 and (outcome := _at_the_end(values, own)) is not None:
+        return outcome[:, None].expand_as(values)
     sums = values.flip(1).cumsum_(1).flip(1) if decay == 1.0 else _recurrence(values, own, decay)
     if sessions.depth == 1:
         return sums
     left = own.float().flip(1).cumsum(1).flip(1)  # own tokens from here on
     start = sessions.chained(sums[:, 0], torch.pow(decay, left[:, 0]))
     return sums + torch.pow(decay, left) * sessions.following(start)[:, None]
+
+
+def _at_the_end(values: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
+    """float32 [B]: the value at each row's last own cell, if no other cell has one: the usual case, a score of a whole
+    response, needs no sums. None otherwise.
+    """
+    if not values.shape[1]:
+        return None
+    last = values.gather(1, last_cells(own)[:, None])[:, 0]
+    return last if int(count(values)) == int(count(last)) else None
 
 
 def _recurrence(values: torch.Tensor, own: torch.Tensor, decay: float) -> torch.Tensor:
