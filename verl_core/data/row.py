@@ -56,20 +56,21 @@ def checked_row(record: Mapping[str, Any], row: int, place: str, columns: Column
     Raises:
         DataError: names file, row and column, and what was expected there.
     """
-    source = _present(record, columns.data_source, place)
+    source = present(record, columns.data_source, place)
     if not isinstance(source, str) or not source:
         raise DataError(f"{place}, column {columns.data_source}: expected the name of a verifier, got {source!r}")
-    reward = _present(record, "reward_model", place)
+    reward = present(record, "reward_model", place)
     if not isinstance(reward, Mapping) or "ground_truth" not in reward:
         raise DataError(f"{place}, column reward_model: expected a struct with ground_truth, got {_short(reward)}")
     extra = record.get("extra_info")
     if extra is not None and not isinstance(extra, Mapping):
         raise DataError(f"{place}, column extra_info: expected a struct or null, got {_short(extra)}")
-    messages = checked_messages(_present(record, columns.prompt, place), f"{place}, column {columns.prompt}")
+    messages = checked_messages(present(record, columns.prompt, place), f"{place}, column {columns.prompt}")
     return DatasetRow(row, place, messages, source, reward["ground_truth"], dict(extra or {}))
 
 
-def _present(record: Mapping[str, Any], column: str, place: str) -> Any:
+def present(record: Mapping[str, Any], column: str, place: str) -> Any:
+    """The column's value. Raises DataError: it is missing or null."""
     if record.get(column) is None:
         raise DataError(f"{place}, column {column}: {'is null' if column in record else 'is missing'}")
     return record[column]

@@ -47,20 +47,27 @@ def curve_cards(view: RunView) -> str:
             for color, (name, names) in enumerate(lines, start=1)
             if any(value != 0 for _, value in view.series(*names)) or color == 1
         ]
-        cards.append(_card(title, [line for line in drawn if line.points], zero))
+        cards.append(curve_card(title, [line for line in drawn if line.points], zero))
     return "".join([*cards, _times(view)])
 
 
 def _reward(view: RunView) -> str:
-    return _card("Reward", [Line("reward", view.series(*headline.REWARD), 1, smooth=True)])
+    return curve_card("Reward", [Line("reward", view.series(*headline.REWARD), 1, smooth=True)])
 
 
 def _validation(view: RunView) -> str:
     scores = list(view.validations().items())[:6]
-    return _card("Validation", [Line(name, points, n, dots=True) for n, (name, points) in enumerate(scores, start=1)])
+    return curve_card(
+        "Validation", [Line(name, points, n, dots=True) for n, (name, points) in enumerate(scores, start=1)]
+    )
 
 
-def _card(title: str, lines: list[Line], zero: bool = False) -> str:
+def curve_card(title: str, lines: list[Line], zero: bool = False) -> str:
+    """Lines over steps as a card; empty when there is nothing to draw.
+
+    Args:
+        zero: the axis starts there.
+    """
     chart = line_chart(lines, f"{title} over steps", zero)
     if not chart:
         return ""

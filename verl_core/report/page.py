@@ -10,9 +10,9 @@ from html import escape
 from verl_core.record.rundir import REPORT, Published, RunDir
 from verl_core.report.asynchrony import asynchrony_cards
 from verl_core.report.curves import curve_cards
+from verl_core.report.frame import document, section, settings
 from verl_core.report.samples import TokenText, sample_section, token_text_of
 from verl_core.report.sections import accounting_table, checkpoint_table, tiles, versions_table
-from verl_core.report.style import stylesheet
 from verl_core.report.view import RunView
 
 
@@ -31,19 +31,16 @@ def render_report(rundir: RunDir, token_text: TokenText | None = None) -> str:
             f"<h1>{escape(view.name)}</h1>",
             f'<p class="lead">{escape(_lead(view))}</p>',
             tiles(view),
-            _section("Curves", curve_cards(view), "grid2"),
-            _section("Asynchrony", asynchrony_cards(view), "grid2"),
+            section("Curves", curve_cards(view), "grid2"),
+            section("Asynchrony", asynchrony_cards(view), "grid2"),
             _samples(view, token_text),
-            _section("Accounts", accounting_table(view)),
-            _section("Checkpoints", checkpoint_table(view)),
-            _section("Versions", versions_table(view)),
-            _config(view),
+            section("Accounts", accounting_table(view)),
+            section("Checkpoints", checkpoint_table(view)),
+            section("Versions", versions_table(view)),
+            settings(view.config_text),
         ]
     )
-    title = f"<title>{escape(view.name)} · verl-flyte</title>"
-    view_port = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head = f"<head>{view_port}{title}<style>{stylesheet()}</style></head>"
-    return f'<!doctype html><html lang="en">{head}<body><main>{body}</main></body></html>\n'
+    return document(view.name, body)
 
 
 def write_report(rundir: RunDir, token_text: TokenText | None = None) -> Published:
@@ -62,13 +59,6 @@ def _lead(view: RunView) -> str:
     return " · ".join(str(part) for part in parts if part)
 
 
-def _section(title: str, body: str, css: str = "") -> str:
-    if not body:
-        return ""
-    inner = f'<div class="{css}">{body}</div>' if css else body
-    return f"<section><h2>{title}</h2>{inner}</section>"
-
-
 def _samples(view: RunView, token_text: TokenText | None) -> str:
     cards = sample_section(view, token_text or token_text_of(view))
     if not cards:
@@ -77,11 +67,4 @@ def _samples(view: RunView, token_text: TokenText | None) -> str:
         '<p class="dim">Best and worst response of the first, middle and last step. Ground of a token: '
         'certain<span class="ramp"></span>1% or less; hover for its log-prob.</p>'
     )
-    return _section("Samples", key + f'<div class="samples">{cards}</div>')
-
-
-def _config(view: RunView) -> str:
-    if not view.config_text:
-        return ""
-    text = f"<pre>{escape(view.config_text)}</pre>"
-    return _section("Configuration", f'<details class="card"><summary>config.yaml</summary>{text}</details>')
+    return section("Samples", key + f'<div class="samples">{cards}</div>')

@@ -8,8 +8,9 @@ from html import escape
 from verl_core.config import to_yaml
 from verl_core.config.schema import RunConfig
 from verl_core.metrics.headline import short
-from verl_core.report.chart import Line, legend, line_chart
-from verl_core.report.style import stylesheet
+from verl_core.report.chart import Line
+from verl_core.report.curves import curve_card
+from verl_core.report.frame import document, section, settings
 
 Rows = Mapping[int, Mapping[str, float]]
 Exam = Mapping[str, float] | None
@@ -37,14 +38,11 @@ def sft_page(config: RunConfig, rows: Rows, before: Exam, after: Exam) -> str:
             f"<h1>{escape(name)}</h1>",
             f'<p class="lead">supervised fine-tuning · model {escape(model)} · {max(rows, default=0)} steps</p>',
             _table(before, after),
-            f'<section><h2>Curves</h2><div class="grid2">{"".join(_charts(rows))}</div></section>',
-            '<section><h2>Configuration</h2><details class="card"><summary>config.yaml</summary>'
-            f"<pre>{escape(to_yaml(config))}</pre></details></section>",
+            section("Curves", "".join(_charts(rows)), "grid2"),
+            settings(to_yaml(config)),
         ]
     )
-    view_port = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head = f"<head>{view_port}<title>{escape(name)} · verl-flyte</title><style>{stylesheet()}</style></head>"
-    return f'<!doctype html><html lang="en">{head}<body><main>{body}</main></body></html>\n'
+    return document(name, body)
 
 
 def _table(before: Exam, after: Exam) -> str:
@@ -68,8 +66,5 @@ def _charts(rows: Rows) -> list[str]:
             exam = key.startswith("val/")
             if points:
                 drawn.append(Line(name, points, color, smooth=not exam, dots=exam))
-        chart = line_chart(drawn, f"{title} over steps")
-        names = legend([(line.name, line.color) for line in drawn]) if len(drawn) > 1 else ""
-        if chart:
-            cards.append(f'<figure class="card"><figcaption>{escape(title)}</figcaption>{chart}{names}</figure>')
+        cards.append(curve_card(title, drawn))
     return cards

@@ -12,7 +12,7 @@ import numpy as np
 from verl_core.batch import TrainBatch, offsets_of
 from verl_core.config.schema import RunConfig
 from verl_core.data.reader import read_rows, records_of
-from verl_core.data.row import Columns, checked_messages
+from verl_core.data.row import Columns, checked_messages, present
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
 from verl_core.sft.taught import ASSISTANT, taught_tokens
@@ -112,6 +112,4 @@ def _chats(config: RunConfig, files: Sequence[str], max_rows: int) -> Iterator[t
             if given == max_rows:
                 return
             given += 1
-            if record.get(key) is None:
-                raise DataError(f"{place}, column {key}: {'is null' if key in record else 'is missing'}")
-            yield place, checked_messages(record[key], f"{place}, column {key}")
+            yield place, checked_messages(present(record, key, place), f"{place}, column {key}")
