@@ -9,6 +9,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
 from tasks.literals import file_in_place, folder_in_place
+from tasks.place import execution_name, is_local
 from tasks.ray_config import SUBMITTER
 from tasks.retry import retried
 from tasks.stage_jobs import CLUSTER
@@ -37,7 +38,7 @@ def fine_tune_job(config: dict) -> FineTuned:
     from verl_core.trainer.finish import SUMMARY
 
     with retried():
-        done = fine_tune(from_dict(config))
+        done = fine_tune(from_dict(config), owner=None if is_local() else execution_name())
     run = RunDir(done.run_dir)
     Deck("Fine-tuning", run.read(REPORT).decode())
     loss = (done.val_after or {}).get(LOSS, float("nan"))

@@ -19,6 +19,7 @@ from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from tasks.reward_model import name_reward_model, reward_model, reward_place
 from verl_core.config import to_dict
+from verl_core.config.kind import require_kind
 
 
 @dynamic(requests=DRIVER)
@@ -27,6 +28,7 @@ def evaluation(
 ) -> dict[str, float]:
     """One RayJob of the configured size."""
     ready = with_assets(config, DataFiles(train, val), policy)
+    require_kind(ready, supervised=False)  # before a cluster is asked for
     literal: Any = to_dict(ready)
     if ready.trains_reward_model and ready.reward.reward_model.in_validation:
         made = reward_model(config=literal, **reward_place(config, ready)).with_overrides(node_name="reward-model")

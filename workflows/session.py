@@ -20,6 +20,7 @@ from tasks.step_tasks import PER_TASK, SHARED
 from tasks.streaming import StreamingRayConfig
 from tasks.streams import rollout_stream, rollout_stream_job, train_stream, train_stream_job
 from verl_core.config import RunConfig, to_dict
+from verl_core.config.kind import require_kind
 from verl_core.config.names import ASYNC_MODES
 
 
@@ -46,6 +47,7 @@ def session(
     """All nodes of the run. The holder has no edge to the steps, nor have the two streams to each other: they run at
     the same time."""
     ready = with_assets(config, DataFiles(train, val), policy, teachers)
+    require_kind(ready, supervised=False)  # before a cluster is asked for
     literal: Any
     literal, held, rollout = to_dict(ready), 0.0, RolloutReport()
     if ready.trains_reward_model:

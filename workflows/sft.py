@@ -15,12 +15,14 @@ from tasks.ray_config import DRIVER, limit, ray_config
 from tasks.ray_job import RayTaskConfig
 from tasks.sft import FineTuned, fine_tune_job
 from verl_core.config import to_dict
+from verl_core.config.kind import require_kind
 
 
 @dynamic(requests=DRIVER)
 def fine_tuning(config: dict, train: list[FlyteFile], val: list[FlyteFile], policy: FlyteDirectory) -> FineTuned:
     """One RayJob of the configured size."""
     ready = with_assets(config, DataFiles(train, val), policy)
+    require_kind(ready, supervised=True)  # before a cluster is asked for
     size = ray_config(ready.ray, RayTaskConfig)
     done = fine_tune_job(config=to_dict(ready))
     return done.with_overrides(node_name="fine-tune", task_config=size, timeout=limit(ready.ray))

@@ -107,6 +107,12 @@ def test_the_order_is_pinned() -> None:
     assert epoch_order(5, 7, 2).tolist() == [words.index(word) for word in sorted(words)] == PINNED
 
 
+def test_a_seed_of_several_numbers_is_a_stream_of_its_own() -> None:
+    words = np.random.PCG64(np.random.SeedSequence([7, 3, 2])).random_raw(5).tolist()
+    assert epoch_order(5, (7, 3), 2).tolist() == [words.index(word) for word in sorted(words)]
+    assert epoch_order(50, (7, 3), 2).tolist() != epoch_order(50, 7, 2).tolist()
+
+
 PINNED = [4, 0, 1, 3, 2]
 
 

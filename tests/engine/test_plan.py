@@ -72,6 +72,9 @@ def test_order_comes_from_the_seed_only() -> None:
     first, again = mini_batches(index, live, 4, (1, 7, 0)), mini_batches(index, live, 4, (1, 7, 0))
     assert first == again
     assert first != mini_batches(index, live, 4, (1, 8, 0))
+    words = np.random.PCG64(np.random.SeedSequence([1, 7, 0])).random_raw(16).tolist()
+    order = [words.index(word) for word in sorted(words)]  # numpy keeps these words, not what `permutation` gives
+    assert first == [sorted(order[at : at + 4]) for at in (0, 4, 8, 12)]
     assert mini_batches(index, live, 4, None) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from verl_core.config import RunConfig, resolve
-from verl_core.config.schema import WarmStartConfig
+from verl_core.config.schema import RewardTrainingConfig, WarmStartConfig
+from verl_core.data.order import EpochOrders
 from verl_core.data.prepare import prepare
 from verl_core.errors import ConfigError
 from verl_core.reward_training import train_reward_model
-from verl_core.reward_training.loop import Training
+from verl_core.reward_training.loop import Pairs, Training
 from verl_core.trainer.assets import with_assets
 from verl_core.warm_start.model import make_tiny_policy
 
@@ -52,6 +55,18 @@ def test_a_folder_in_transformers_form_that_learnt_and_is_reused(tmp_path: Path)
     assert (again.sha256, len(said)) == (made.sha256, 4)
     other = configured(tmp_path, "reward_training.seed=2")
     assert train_reward_model(other, tmp_path / "rm", said.append).sha256 != made.sha256
+
+
+def test_pairs_come_epoch_after_epoch_in_the_order_of_a_pinned_stream() -> None:
+    """Five pairs, three per step. 2 keeps the order apart from the streams that build pairs."""
+    rows: Any = list(range(5))
+    nothing: Any = None
+    pairs, settings = Pairs(rows, []), RewardTrainingConfig(batch_size=3, seed=7)
+    training = Training(settings, nothing, pairs, EpochOrders(5, (7, 2)), nothing, "", Path(), "", [])
+    drawn: Any = [pair for step in range(4) for pair in training._drawn(step)]
+    for epoch in (0, 1):
+        words = np.random.PCG64(np.random.SeedSequence([7, 2, epoch])).random_raw(5).tolist()
+        assert drawn[5 * epoch : 5 * epoch + 5] == [words.index(word) for word in sorted(words)]
 
 
 def test_a_training_that_was_cut_off_ends_with_the_same_weights(

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.sft.conftest import MakeConfig
+from verl_core.data import order as data_order
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.errors import ConfigError, DataError
-from verl_core.sft.order import EpochOrder
+from verl_core.sft.order import EpochBatches
 from verl_core.sft.rows import load_lessons
 
 
@@ -60,15 +61,32 @@ def test_bad_rows_are_named(sft_config: MakeConfig, policy_folder: str, tmp_path
 
 
 def test_an_epoch_is_every_row_once() -> None:
-    order = EpochOrder(rows=11, batch_size=4, shuffle=True, seed=5)
+    order = EpochBatches(rows=11, batch_size=4, shuffle=True, seed=5)
     assert order.steps_per_epoch == 3
     epochs = [[order.rows_of(step) for step in range(1 + 3 * epoch, 4 + 3 * epoch)] for epoch in range(2)]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [4, 4, 3]
         assert sorted(np.concatenate(batches)) == list(range(11))
     assert epochs[0] != epochs[1]
-    assert EpochOrder(11, 4, True, 5).rows_of(5) == epochs[1][1]
-    assert EpochOrder(11, 4, False, 5).rows_of(3) == [8, 9, 10]
+    assert EpochBatches(11, 4, True, 5).rows_of(5) == epochs[1][1]
+    assert EpochBatches(11, 4, False, 5).rows_of(3) == [8, 9, 10]
+    assert [order.epoch_of(step) for step in (1, 3, 4, 7)] == [0, 0, 1, 2]
+
+
+def test_the_order_is_that_of_numpys_pinned_stream_and_made_once_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`permutation` may change with numpy, the words of PCG64 may not."""
+    words = np.random.PCG64(np.random.SeedSequence([5, 1])).random_raw(11).tolist()
+    by_hand = [words.index(word) for word in sorted(words)]
+    made, epoch_order = [], data_order.epoch_order
+
+    def counted(rows: int, seed: int, epoch: int) -> data_order.Rows:
+        made.append(epoch)
+        return epoch_order(rows, seed, epoch)
+
+    monkeypatch.setattr(data_order, "epoch_order", counted)
+    order = EpochBatches(11, 4, True, 5)
+    assert [row for step in (4, 5, 6) for row in order.rows_of(step)] == by_hand
+    assert made == [1]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +98,7 @@ def test_an_epoch_is_every_row_once() -> None:
             {"actor_rollout_ref__model__lora_rank": 8, "actor_rollout_ref__model__lora__merge": True},
             "actor_rollout_ref.model.lora.merge: has no effect with sft.enable=true",
         ),
+        ({"ray__mode": "per_task"}, "ray.mode: has no effect with sft.enable=true"),
         ({"sft__enable": False}, "sft.max_length: has no effect without sft.enable=true"),
         ({"data__truncation": "left"}, "data.truncation: left would teach answers to half a question"),
         ({"data__prompt_key": "question"}, "data.prompt_key: has no effect with sft.messages_key=messages"),
@@ -96,3 +115,7 @@ def test_what_fine_tuning_does_not_read_is_refused(
     with pytest.raises(ConfigError) as caught:
         sft_config(**overrides)
     assert message in str(caught.value)
+
+
+def test_an_adapter_that_no_server_takes_can_be_fine_tuned(sft_config: MakeConfig) -> None:
+    assert sft_config(actor_rollout_ref__model__lora_rank=600).actor_rollout_ref.model.lora_rank == 600

@@ -17,7 +17,9 @@ from verl_core.data.tokenizer import load_tokenizer
 from verl_core.engine.loading import load_model
 from verl_core.engine.merging import export
 from verl_core.engine.sft_engine import LocalSft
-from verl_core.errors import ConfigError, DataError
+from verl_core.errors import ConfigError, DataError, RecordError
+from verl_core.record.owner import OwnerLock
+from verl_core.record.rundir import RunDir
 from verl_core.sft import run as sft_run
 from verl_core.sft.exam import examined
 from verl_core.sft.rows import Lessons, load_lessons
@@ -127,6 +129,45 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     trained.clear()
     assert fine_tune(config).final_weights_sha256 == calm.final_weights_sha256
     assert trained == []  # a run that is done is only summed up
+
+
+def test_a_run_that_is_further_than_its_length_is_refused(sft_config: MakeConfig) -> None:
+    constant = {"actor_rollout_ref__actor__optim__lr_scheduler_type": "constant", "trainer__total_epochs": 30}
+    fine_tune(sft_config(trainer__total_training_steps=2, **constant))
+    with pytest.raises(ConfigError, match=r"has a checkpoint of step 2, and the run is to end at step 1\. Raise"):
+        fine_tune(sft_config(trainer__total_training_steps=1, **constant))
+    assert fine_tune(sft_config(trainer__total_training_steps=3, **constant)).steps == 3
+
+
+def test_a_run_that_lost_its_directory_stops_before_the_next_step(
+    sft_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(lock: OwnerLock) -> None:
+        if (tmp_path / "sft/steps/000002").exists():
+            raise RecordError("the lease ran out")
+
+    monkeypatch.setattr(OwnerLock, "check", check)
+    with pytest.raises(RecordError, match="ran out"):
+        fine_tune(sft_config())
+    assert not (tmp_path / "sft/steps/000003").exists()
+
+
+def test_an_attempt_of_the_same_execution_takes_the_directory_over(sft_config: MakeConfig, tmp_path: Path) -> None:
+    length = {"trainer__total_training_steps": 1, "trainer__total_epochs": 30}
+    held = OwnerLock.acquire(RunDir(str(tmp_path / "sft")), "execution")
+    try:
+        with pytest.raises(RecordError, match="in use by execution"):
+            fine_tune(sft_config(**length))
+        assert fine_tune(sft_config(**length), "execution").steps == 1
+    finally:
+        held.release()
+
+
+def test_over_long_validation_rows_are_counted(sft_config: MakeConfig) -> None:
+    """Of the eleven rows the four with two questions are longer than 12 tokens."""
+    settings = {"sft__max_length": 12, "data__truncation": "drop", "trainer__total_training_steps": 1}
+    summary = fine_tune(sft_config(**settings, trainer__total_epochs=30, data__train_max_samples=7))
+    assert (summary.rows + summary.dropped, summary.val_dropped) == (7, 4)
 
 
 def test_another_set_of_rows_is_refused(sft_config: MakeConfig, tmp_path: Path, chats: str) -> None:

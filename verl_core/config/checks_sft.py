@@ -13,7 +13,9 @@ _COLUMNS = ("data.prompt_key", "data.reward_fn_key")
 READ = (
     "sft",
     "warm_start",
-    "ray",
+    "ray.head",
+    "ray.worker",
+    "ray.max_hours",
     "actor_rollout_ref.model",
     *(f"{_ACTOR}.{name}" for name in ("optim", "grad_clip", "loss_agg_mode", "loss_scale_factor", "call_timeout_s")),
     f"{_ACTOR}.ppo_max_token_len_per_gpu",

@@ -7,6 +7,8 @@ stream of a bit generator never changes, which it does not promise for `permutat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +17,35 @@ from verl_core.errors import DataError
 Rows = NDArray[np.int64]
 
 
-def epoch_order(rows: int, seed: int, epoch: int) -> Rows:
-    """int64 [rows]: a permutation of 0..rows-1 for (seed, epoch)."""
-    words = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(rows)
+def epoch_order(rows: int, seed: int | Sequence[int], epoch: int) -> Rows:
+    """int64 [rows]: a permutation of 0..rows-1 for (seed, epoch).
+
+    Args:
+        seed: several numbers keep the stream apart from others that are drawn with the first one.
+    """
+    parts = [seed] if isinstance(seed, int) else list(seed)
+    words = np.random.PCG64(np.random.SeedSequence([*parts, epoch])).random_raw(rows)
     return np.argsort(words, kind="stable").astype(np.int64)
+
+
+class EpochOrders:
+    """The order of each epoch, made once while that epoch lasts.
+
+    Args:
+        rows: of the set.
+        seed: as of `epoch_order`.
+        shuffle: False = file order in every epoch.
+    """
+
+    def __init__(self, rows: int, seed: int | Sequence[int], shuffle: bool = True) -> None:
+        self._rows, self._seed, self._shuffle = rows, seed, shuffle
+        self._epoch, self._order = -1, np.arange(rows, dtype=np.int64)
+
+    def of(self, epoch: int) -> Rows:
+        """int64 [rows]: the rows of `epoch` (from 0) in their order."""
+        if self._shuffle and epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(self._rows, self._seed, epoch)
+        return self._order
 
 
 def rows_per_epoch(rows: int, batch_size: int) -> int:
@@ -42,17 +69,12 @@ class ServingOrder:
 
     def __init__(self, rows: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.per_epoch = rows_per_epoch(rows, batch_size)
-        self._rows, self._seed, self._shuffle = rows, seed, shuffle
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+        self._orders = EpochOrders(rows, seed, shuffle)
 
     def row_of(self, ordinal: int) -> int:
         """Position of the row that is served as number `ordinal` (from 0, over all epochs)."""
         epoch, place = divmod(ordinal, self.per_epoch)
-        if not self._shuffle:
-            return place
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, epoch_order(self._rows, self._seed, epoch)
-        return int(self._order[place])
+        return int(self._orders.of(epoch)[place])
 
     def epoch_of(self, ordinal: int) -> int:
         """Epoch that the ordinal belongs to."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_core.data.order import epoch_order
+
 Rows = list[int]
 
 
@@ -26,11 +28,11 @@ def mini_batches(
         group_index: int64 [B].
         live: bool [B]; rows without a trainable token are left out (a mini-batch may end up empty).
         groups_each: `ppo_mini_batch_size`.
-        order_seed: shuffles the groups when given; None keeps their order.
+        order_seed: shuffles the groups when given, its last number being the epoch; None keeps their order.
     """
     groups = np.unique(group_index)
     if order_seed is not None:
-        groups = np.random.default_rng(list(order_seed)).permutation(groups)
+        groups = groups[epoch_order(len(groups), order_seed[:-1], order_seed[-1])]
     pieces = np.array_split(groups, -(-len(groups) // groups_each))
     return [np.flatnonzero(np.isin(group_index, piece) & live).tolist() for piece in pieces]
 

@@ -9,11 +9,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from verl_core.config.schema import RewardTrainingConfig, RunConfig
+from verl_core.data.order import EpochOrders
 from verl_core.data.preferences import Preference
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.engine.checkpoint import Progress, load, save
@@ -46,6 +45,7 @@ class Training:
 
     Attributes:
         progress: folder of its newest checkpoint.
+        orders: of the pairs, epoch after epoch.
         recipe: digest of what decides the weights; another one's checkpoint is not gone on from.
         curve: one row per checkpoint.
     """
@@ -53,12 +53,12 @@ class Training:
     settings: RewardTrainingConfig
     trainer: PreferenceTrainer
     pairs: Pairs
+    orders: EpochOrders
     ranks: Ranks
     base: str
     progress: Path
     recipe: str
     curve: list[Row]
-    _epoch: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
 
     @classmethod
     def begin(
@@ -77,7 +77,9 @@ class Training:
         _refuse_unfit(pairs, settings.max_token_len_per_gpu // 2, model.max_positions)
         ranks = Ranks.alone(device)
         shard(model, ranks)
-        self = cls(settings, PreferenceTrainer(model, ranks, settings), pairs, ranks, base, progress, recipe, [])
+        trainer = PreferenceTrainer(model, ranks, settings)
+        orders = EpochOrders(len(pairs.train), (settings.seed, _ORDER))
+        self = cls(settings, trainer, pairs, orders, ranks, base, progress, recipe, [])
         self._resume()
         return self
 
@@ -106,14 +108,8 @@ class Training:
         drawn: list[Preference] = []
         for slot in range(step * size, (step + 1) * size):
             epoch, at = divmod(slot, count)
-            drawn.append(self.pairs.train[int(self._order(epoch)[at])])
+            drawn.append(self.pairs.train[int(self.orders.of(epoch)[at])])
         return drawn
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._epoch[0] != epoch:
-            order = np.random.default_rng([self.settings.seed, _ORDER, epoch]).permutation(len(self.pairs.train))
-            self._epoch = (epoch, order)
-        return self._epoch[1]
 
     def _note(self, numbers: Row, say: Callable[[str], None]) -> None:
         row = {"step": float(self.trainer.steps_done)} | {f"train/{name}": value for name, value in numbers.items()}

@@ -3,28 +3,21 @@ stopped; an epoch has every row once, its last batch may be smaller."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from verl_core.data.order import EpochOrders
 
 
-@dataclass(frozen=True, slots=True)
-class EpochOrder:
-    """Attributes:
-    rows: of the set.
-    batch_size: rows per step.
-    shuffle: else file order.
+class EpochBatches:
+    """Steps of whole epochs.
+
+    Args:
+        rows: of the set.
+        batch_size: rows per step.
+        shuffle: else file order.
     """
 
-    rows: int
-    batch_size: int
-    shuffle: bool
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch, the last one included."""
-        return -(-self.rows // self.batch_size)
+    def __init__(self, rows: int, batch_size: int, shuffle: bool, seed: int) -> None:
+        self._batch_size, self._orders = batch_size, EpochOrders(rows, seed, shuffle)
+        self.steps_per_epoch = -(-rows // batch_size)
 
     def epoch_of(self, step: int) -> int:
         """Epoch of global step `step` (1, 2, ...), from 0."""
@@ -32,8 +25,6 @@ class EpochOrder:
 
     def rows_of(self, step: int) -> list[int]:
         """Rows of global step `step`."""
-        epoch, index = divmod(step - 1, self.steps_per_epoch)
-        generator, every = np.random.default_rng([self.seed, epoch]), np.arange(self.rows)
-        order = generator.permutation(every) if self.shuffle else every
-        chosen: list[int] = order[index * self.batch_size : (index + 1) * self.batch_size].tolist()
+        first = (step - 1) % self.steps_per_epoch * self._batch_size
+        chosen: list[int] = self._orders.of(self.epoch_of(step))[first : first + self._batch_size].tolist()
         return chosen

@@ -13,9 +13,11 @@ import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import fmean
 
 from verl_core.batch import TrainBatch
+from verl_core.config.kind import require_kind
 from verl_core.config.schema import RunConfig
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.engine.interface import PolicyEngine
@@ -27,7 +29,7 @@ from verl_core.record.rundir import REPORT, RunDir
 from verl_core.record.step_record import read_metrics, write_metrics
 from verl_core.sft.engine import open_engine
 from verl_core.sft.exam import LOSS, examined
-from verl_core.sft.order import EpochOrder
+from verl_core.sft.order import EpochBatches
 from verl_core.sft.page import sft_page
 from verl_core.sft.rows import Lessons, load_lessons
 from verl_core.trainer.finish import SUMMARY, versions
@@ -42,7 +44,7 @@ class SftSummary:
     """Attributes:
     loss_first5, loss_last5: mean of sft/loss over the first and last five steps.
     val_before, val_after: validation metrics at the start and the end; None when there was no validation.
-    dropped: over-long training rows that were left out.
+    dropped, val_dropped: over-long rows that were left out of training, and of validation.
     checkpoint: path or URL of the last one.
     report: path or URL.
     """
@@ -54,6 +56,7 @@ class SftSummary:
     val_after: dict[str, float] | None
     rows: int
     dropped: int
+    val_dropped: int
     train_s: float
     final_weights_sha256: str
     checkpoint: str
@@ -62,40 +65,53 @@ class SftSummary:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def fine_tune(config: RunConfig) -> SftSummary:
+def fine_tune(config: RunConfig, owner: str | None = None) -> SftSummary:
     """Fine-tune as the configuration says, or go on where this run directory stopped. A run that is done is summed up
     again.
 
+    Args:
+        owner: name under which another attempt takes the directory over at once (a Flyte execution id); None = only
+            when it is known to be free.
+
     Raises:
-        ConfigError: sft.enable is not set, or the run directory belongs to another configuration.
+        ConfigError: sft.enable is not set, or the run directory belongs to another configuration, or is further than
+            the length that is asked for.
         DataError: the rows cannot be used, or are not those that the run was started with.
     """
-    if not config.sft.enable:
-        raise ConfigError("sft.enable=false: this configuration is of reinforcement learning. Set sft.enable=true")
+    require_kind(config, supervised=True)
     run = RunDir(run_root(config))
     with contextlib.ExitStack() as own:
-        own.enter_context(OwnerLock.acquire(run))
-        agree_with_past(run, config)
+        lock = own.enter_context(OwnerLock.acquire(run, owner))
+        agree_with_past(run, config, owner)
         tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
         data = config.data
         lessons = load_lessons(config, data.train_files, tokenizer, data.train_max_samples)
-        order = EpochOrder(len(lessons.rows), data.train_batch_size, data.shuffle, data.seed)
-        start, _ = start_of(run, config, {"rows": len(lessons.rows), "sha256": lessons.digest}, None)
+        order = EpochBatches(len(lessons.rows), data.train_batch_size, data.shuffle, data.seed)
+        start, _ = start_of(run, config, {"rows": len(lessons.rows), "sha256": lessons.digest}, owner)
         exam = load_lessons(config, data.val_files, tokenizer, data.val_max_samples) if data.val_files else None
         total = config.trainer.total_training_steps or config.trainer.total_epochs * order.steps_per_epoch
+        store = CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config)
+        newest = store.newest_whole()
+        _refuse_shorter(run, newest, total)
         engine = open_engine(config, total)
         own.callback(engine.shutdown)
         record_opening(run, config, start)
-        store = CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config)
-        newest = store.newest_whole()
         if newest is not None:
             engine.load(str(newest.folder))
-        else:
-            engine.reset()  # ranks that were found may hold steps that no checkpoint has
+        elif engine.steps_done():
+            engine.reset()  # ranks that were found hold steps that no checkpoint has
         sinks = own.enter_context(open_sinks(config, run, total, engine.steps_done()))
-        job = _Job(config, run, engine, lessons, order, exam.batch(range(len(exam.rows))) if exam else None, total)
+        job = _Job(config, run, lock, engine, lessons, order, exam, total)
         last = job.train(store, sinks) or newest
         return job.summary(last)
+
+
+def _refuse_shorter(run: RunDir, newest: Checkpoint | None, total: int) -> None:
+    if newest is not None and newest.step > total:
+        raise ConfigError(
+            f"{run.root} has a checkpoint of step {newest.step}, and the run is to end at step {total}. Raise "
+            "trainer.total_training_steps (or trainer.total_epochs), or choose another trainer.experiment_name"
+        )
 
 
 @dataclass(frozen=True)
@@ -104,11 +120,17 @@ class _Job:
 
     config: RunConfig
     run: RunDir
+    lock: OwnerLock
     engine: PolicyEngine
     lessons: Lessons
-    order: EpochOrder
-    exam: TrainBatch | None
+    order: EpochBatches
+    exam: Lessons | None
     total: int
+
+    @cached_property
+    def exam_batch(self) -> TrainBatch | None:
+        """What validation asks; the same every time."""
+        return self.exam.batch(range(len(self.exam.rows))) if self.exam else None
 
     def train(self, store: CheckpointStore, sinks: MetricSinks) -> Checkpoint | None:
         """The steps that are left; gives the last checkpoint made, if any was."""
@@ -116,6 +138,7 @@ class _Job:
         if self.engine.steps_done() == 0 and trainer.val_before_train:
             self._log(sinks, 0, self._examined())
         for step in range(self.engine.steps_done() + 1, self.total + 1):
+            self.lock.check()
             metrics = self._step(step)
             at_end = step == self.total
             if trainer.test_freq > 0 and (step % trainer.test_freq == 0 or at_end):
@@ -139,6 +162,7 @@ class _Job:
             val_after=exams[-1] if exams and LOSS in rows.get(self.total, {}) else None,
             rows=len(self.lessons.rows),
             dropped=self.lessons.dropped,
+            val_dropped=self.exam.dropped if self.exam else 0,
             train_s=sum(metrics["timing_s/step"] for metrics in trained),
             final_weights_sha256=self.engine.weights_sha256(),
             checkpoint=self.run.url(last.path) if last is not None else "",
@@ -160,7 +184,7 @@ class _Job:
         return {**metrics, **counted, **speed, "timing_s/step": seconds}
 
     def _examined(self) -> dict[str, float]:
-        return {} if self.exam is None else examined(self.engine, self.exam)
+        return {} if self.exam_batch is None else examined(self.engine, self.exam_batch)
 
     def _log(self, sinks: MetricSinks, step: int, metrics: dict[str, float]) -> None:
         if metrics:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_core.config import RunConfig, config_hash
+from verl_core.config.kind import require_kind
 from verl_core.data.chat import chat_tokenizer
 from verl_core.data.stream import PromptStream
-from verl_core.errors import ConfigError
 from verl_core.metrics import open_sinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
 from verl_core.record.journal import Journal
@@ -74,8 +74,7 @@ def open_trainer(
         ConfigError, DataError, ModelError, RewardError: before Ray starts.
         ResourceError, DeadlineExceeded: devices or actors are not to be had.
     """
-    if config.sft.enable:
-        raise ConfigError("sft.enable=true is supervised fine-tuning: run workflows/sft.py, or set it to false")
+    require_kind(config, supervised=False)
     key = run_root(config)
     if key in _OPEN and _OPEN[key].trainer.session.config_hash != config_hash(config):
         close_trainer(config)
