@@ -326,6 +326,14 @@ CONTRADICTIONS = [
         "actor_rollout_ref.model.target_modules: an empty list trains nothing",
     ),
     (
+        ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[all-linear, q_proj]"],
+        "actor_rollout_ref.model.target_modules: all-linear is not the name of a layer",
+    ),
+    (
+        ["actor_rollout_ref.model.lora_rank=8", f"{ROLLOUT}.update_weights_backend=shm", "trainer.nnodes=2"],
+        f"{ROLLOUT}.update_weights_backend: shm is the memory of one host, and trainer.nnodes=2; use auto (store)",
+    ),
+    (
         ["actor_rollout_ref.model.lora_rank=8", f"{ROLLOUT}.update_weights_backend=nccl"],
         f"{ROLLOUT}.update_weights_backend: nccl replaces whole weights, and actor_rollout_ref.model.lora_rank=8",
     ),

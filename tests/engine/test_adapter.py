@@ -175,7 +175,11 @@ def test_resumed_equals_undisturbed_and_a_reset_is_the_start(
 
 
 def test_the_folder_loads_in_peft_and_the_merged_one_in_plain_transformers(
-    make_lora: MakeLora, make_batch: MakeBatch, tmp_path: Path, tiny_model: str
+    make_lora: MakeLora,
+    make_batch: MakeBatch,
+    tmp_path: Path,
+    tiny_model: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from peft import PeftModel
     from transformers import AutoTokenizer
@@ -185,6 +189,8 @@ def test_the_folder_loads_in_peft_and_the_merged_one_in_plain_transformers(
     folder = saved(policy, tmp_path / "c")
     out = tmp_path / "exported"
     assert merge([tiny_model, folder, str(out)]) == 0
+    assert merge([tiny_model, folder, folder]) == 1  # nothing is replaced
+    assert "is there already: name a folder that is not" in capsys.readouterr().err
     ids = torch.arange(3, 20)[None]
     base = load_model(tiny_model)
     with torch.no_grad():
@@ -194,13 +200,18 @@ def test_the_folder_loads_in_peft_and_the_merged_one_in_plain_transformers(
         models = [PeftModel.from_pretrained(base, folder), load_model(f"{folder}/merged"), load_model(str(out))]
         for model in models:
             torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=0, atol=1e-4)
-    assert AutoTokenizer.from_pretrained(out).encode("hi") == AutoTokenizer.from_pretrained(tiny_model).encode("hi")
+    for made in (out, f"{folder}/merged"):
+        assert AutoTokenizer.from_pretrained(made).encode("hi") == AutoTokenizer.from_pretrained(tiny_model).encode(
+            "hi"
+        )
     with pytest.raises(ModelError) as caught:
         load_model(folder)
     assert documented(str(caught.value).replace(folder, "<adapter>"))
 
 
-def test_an_adapter_belongs_to_its_base(make_lora: MakeLora, tmp_path: Path, tiny_model: str) -> None:
+def test_an_adapter_belongs_to_its_base(
+    make_lora: MakeLora, tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = LocalPolicy(make_lora(), 5, str(tmp_path))
     folder = saved(policy, tmp_path / "c")
     shutil.copytree(tiny_model, tmp_path / "moved")
@@ -216,6 +227,13 @@ def test_an_adapter_belongs_to_its_base(make_lora: MakeLora, tmp_path: Path, tin
     told = str(caught.value).replace(folder, "<adapter>").replace(tiny_model, "<base>")
     assert documented(told.replace(str(tmp_path / "other"), "<other>"))
     assert merge([str(tmp_path / "other"), folder, str(tmp_path / "no")]) == 1
+    assert merge([str(tmp_path / "nowhere"), folder, str(tmp_path / "no")]) == 1
+    assert "nowhere' has no weights: name a folder with" in capsys.readouterr().err
+    with pytest.raises(ModelError, match=f"was trained on '{tiny_model}', whose weights are not those of"):
+        LocalPolicy(make_lora({"path": str(tmp_path / "other"), "lora_adapter_path": folder}), 5, str(tmp_path))
+    (Path(folder) / "base.json").unlink()  # as peft writes it: nobody can tell
+    LocalPolicy(make_lora({"path": str(tmp_path / "other"), "lora_adapter_path": folder}), 5, str(tmp_path))
+    policy.save(folder)
     settings = Path(folder) / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "lora_alpha": 99}))
     with pytest.raises(CheckpointError, match="has rank 4 and alpha 99"):

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,15 +15,17 @@ import torch
 
 from tests.rollout.test_engine_vllm import LONG_IDS, PROMPT_IDS, tiny_config
 from verl_core.config.schema import RunConfig
-from verl_core.errors import WeightError
+from verl_core.errors import ModelError, WeightError
 from verl_core.rollout.engines import build_engine
+from verl_core.rollout.engines.vllm_adapter import install
 from verl_core.rollout.interface import Generation, RolloutEngine, SamplingParams
 from verl_core.trajectory import Segment
-from verl_core.weights.adapter import A, B, ExpectedAdapter, adapter_of, delta, modules_in
+from verl_core.weights.adapter import A, AdapterSpec, B, ExpectedAdapter, adapter_of, delta, modules_in
 from verl_core.weights.shm import ShmSender, weights_folder
 
 pytestmark = pytest.mark.timeout(600)
 
+ERRORS = Path(__file__).resolve().parents[2] / "docs/errors.md"
 T = TypeVar("T")
 LIMIT = 1e-3
 Tensors = dict[str, torch.Tensor]
@@ -133,6 +136,35 @@ def test_a_request_that_runs_goes_on_under_the_new_adapter(served: Served) -> No
         assert served.gap(ids, piece, segment.weight_version) < LIMIT
         done += segment.length
     assert done == len(answer.token_ids)
+
+
+def test_a_layer_that_vllm_would_leave_out_is_refused() -> None:
+    """vLLM's manager ignores weights of layers that it did not wrap."""
+    added: list[Any] = []
+    manager = SimpleNamespace(
+        model=object(),
+        modules={"model.layers.0.self_attn.qkv_proj": None, "model.layers.0.mlp.down_proj": None},
+        packed_modules={"model.layers.0.self_attn.qkv_proj": [f"model.layers.0.self_attn.{n}_proj" for n in "qkv"]},
+        remove_adapter=added.append,
+        add_adapter=added.append,
+        activate_adapter=added.append,
+    )
+    runner = SimpleNamespace(
+        lora_manager=SimpleNamespace(
+            _adapter_manager=manager, lora_config=SimpleNamespace(lora_dtype=torch.float32), vocab_size=16
+        )
+    )
+    spec = AdapterSpec(2, 4, ("all-linear",))
+
+    def tensors(*modules: str) -> Tensors:
+        return {f"model.layers.0.{m}{end}": torch.zeros(2, 2) for m in modules for end in (A, B)}
+
+    with pytest.raises(ModelError) as caught:
+        install(runner, spec, tensors("self_attn.q_proj", "mlp.router"))
+    assert f"```text\n{caught.value}\n```" in ERRORS.read_text()
+    assert added == []
+    install(runner, spec, tensors("self_attn.q_proj", "mlp.down_proj"))
+    assert len(added) == 3
 
 
 @pytest.mark.parametrize(

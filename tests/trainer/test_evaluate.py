@@ -81,7 +81,7 @@ def test_other_weights_under_the_same_path_are_not_answered_with_old_numbers(
 
 
 def test_the_folder_is_named_by_the_weights(tmp_path: Path) -> None:
-    """Two checkpoints of a run, another run's of the same step, a copy, and two start policies."""
+    """Two checkpoints of a run, another run's of the same step, a copy, and three start policies."""
     config, other = RunConfig(), RunConfig()
     config.actor_rollout_ref.model.path, other.actor_rollout_ref.model.path = "models/a", "models/b"
 
@@ -91,8 +91,10 @@ def test_the_folder_is_named_by_the_weights(tmp_path: Path) -> None:
 
     first, second, theirs = saved("ours", 1, b"a"), saved("ours", 2, b"b"), saved("theirs", 1, b"c")
     names = [folder_name(config, path) for path in (first, second, theirs, "")] + [folder_name(other, "")]
-    assert len(set(names)) == 5
-    assert [name.rpartition("-")[0] for name in names] == ["000001", "000002", "000001", "start", "start"]
+    other.actor_rollout_ref.model.lora_adapter_path = "models/adapter"
+    names.append(folder_name(other, ""))
+    assert len(set(names)) == 6
+    assert [name.rpartition("-")[0] for name in names] == ["000001", "000002", "000001", "start", "start", "start"]
     shutil.copytree(first, tmp_path / "copies/000001")
     assert folder_name(config, str(tmp_path / "copies/000001/")) == names[0]
 

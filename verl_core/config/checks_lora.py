@@ -28,10 +28,14 @@ def adapter_settings_are_read(facts: Facts) -> Iterator[str]:
 
 @check
 def an_adapter_sits_somewhere(facts: Facts) -> Iterator[str]:
-    """A list of modules names one."""
+    """A list of modules names some; the word for all of them stands alone."""
     model = facts.config.actor_rollout_ref.model
-    if model.lora_rank and model.target_modules == []:
+    if not model.lora_rank or isinstance(model.target_modules, str):
+        return
+    if not model.target_modules:
         yield f"{_MODEL}.target_modules: an empty list trains nothing; name layers, or set all-linear"
+    if "all-linear" in model.target_modules:
+        yield f"{_MODEL}.target_modules: all-linear is not the name of a layer; set it without a list, or list layers"
 
 
 @check
@@ -39,7 +43,7 @@ def servers_can_take_the_adapter(facts: Facts) -> Iterator[str]:
     """Adapters go through the memory of the host or the run directory, whatever the device, and vLLM bounds their
     rank."""
     model, rollout = facts.config.actor_rollout_ref.model, facts.config.actor_rollout_ref.rollout
-    if not model.lora_rank or model.lora.merge:
+    if not model.lora_rank or model.lora.merge or facts.config.sft.enable:
         return
     if rollout.update_weights_backend in ("ipc", "nccl"):
         yield (

@@ -135,10 +135,12 @@ def weights_can_travel(facts: Facts) -> Iterator[str]:
             yield f"{backend}, and trainer.device=cpu; use shm or auto"
         if rollout.name == "scripted":
             yield f"{backend}, and {_ROLLOUT}.name=scripted runs on a CPU; use shm or auto"
+    model = facts.config.actor_rollout_ref.model
     if rollout.update_weights_backend == "shm" and facts.config.trainer.nnodes > 1:
+        other = "auto (store)" if model.lora_rank and not model.lora.merge else "auto (ipc) or nccl"
         yield (
             f"{_ROLLOUT}.update_weights_backend: shm is the memory of one host, and trainer.nnodes="
-            f"{facts.config.trainer.nnodes}; use auto (ipc) or nccl"
+            f"{facts.config.trainer.nnodes}; use {other}"
         )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl_core.engine.base_identity import base_sha256
+from verl_core.engine.loading import copy_tokenizer
 from verl_core.engine.model import PolicyModel
 from verl_core.engine.network import PREFIX
 from verl_core.engine.sharding import whole
@@ -60,6 +61,8 @@ class AdaptedPolicy(PolicyModel):
         own = {self.saved_name(name): p for name, p in self.named_parameters() if p.requires_grad}
         self._start = {name: parameter.detach().clone() for name, parameter in own.items()}
         if spec.start:
+            if (Path(spec.start) / BASE).exists():  # peft's own folders do not say what they belong to
+                same_base(spec.start, base)
             self._start = _fitting(spec, self._start)
             for name, parameter in own.items():
                 parameter.data.copy_(self._start[name])
@@ -98,6 +101,7 @@ class AdaptedPolicy(PolicyModel):
             from verl_core.engine.merging import merged_model
 
             merged_model(self._base, folder).save_pretrained(place / MERGED)
+            copy_tokenizer(self._base, str(place / MERGED))
 
     def read(self, folder: str, start: bool = False) -> dict[str, torch.Tensor]:
         """See Network. With `start` the adapter as it was built, whatever the folder.

@@ -7,14 +7,21 @@ from functools import lru_cache
 from pathlib import Path
 
 from verl_core.engine.loading import WEIGHT_PATTERNS
+from verl_core.errors import ModelError
 
 
 def base_sha256(path: str) -> str:
     """Hex sha256 over names and bytes of the weight files of a model folder, or of a `.gguf` file. Read once per
-    process as long as no file changes."""
+    process as long as no file changes.
+
+    Raises:
+        ModelError: there are none.
+    """
     place = Path(path)
     found = [file for pattern in WEIGHT_PATTERNS for file in place.glob(pattern)] if place.is_dir() else [place]
-    files = sorted(found)
+    files = sorted(file for file in found if file.is_file())
+    if not files:
+        raise ModelError(f"{path!r} has no weights: name a folder with {' or '.join(WEIGHT_PATTERNS)}, or a .gguf file")
     return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 

@@ -47,11 +47,13 @@ def merged_model(base: str, adapter: str) -> PreTrainedModel:
 
 
 def export(base: str, adapter: str, out: str) -> Path:
-    """Write the merged model with its tokenizer; the folder appears whole or not at all.
+    """Write the merged model with its tokenizer into a new folder, which appears whole or not at all.
 
     Raises:
-        ModelError: see `merged_model`; or the adapter was trained on another base.
+        ModelError: see `merged_model`; or the adapter was trained on another base, or `out` is there already.
     """
+    if Path(out).exists():  # `published` would replace it, the base itself among others
+        raise ModelError(f"{out!r} is there already: name a folder that is not, or remove it first")
     same_base(adapter, base)
     model = merged_model(base, adapter)
     with published(Path(out)) as scratch:

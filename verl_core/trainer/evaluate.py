@@ -65,7 +65,9 @@ def in_one_cluster(config: RunConfig) -> RunConfig:
 
 
 def folder_name(config: RunConfig, checkpoint: str) -> str:
-    """Tells policies apart: a checkpoint by its content, the start policy by its folder."""
+    """Tells policies apart: a checkpoint by its content, the start policy by its folder and that of its adapter."""
     if not checkpoint:
-        return f"start-{hashlib.sha256(config.actor_rollout_ref.model.path.encode()).hexdigest()[:_DIGITS]}"
+        model = config.actor_rollout_ref.model
+        start = "\n".join([model.path, *([model.lora_adapter_path] if model.lora_adapter_path else [])])
+        return f"start-{hashlib.sha256(start.encode()).hexdigest()[:_DIGITS]}"
     return f"{checkpoint.rstrip('/').rpartition('/')[2]}-{content_digest(checkpoint)[:_DIGITS]}"

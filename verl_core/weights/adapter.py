@@ -23,6 +23,23 @@ from verl_core.weights.expected import EMBEDDINGS, HEAD, ExpectedWeights, is_fin
 ALL = "all-linear"
 TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # names of peft
 PEFT_PREFIX = "base_model.model."
+# peft's settings under which an adapter is more than B A times alpha / rank, or sits on other weights than the base's.
+_NOT_PLAIN = (
+    "use_rslora",
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "trainable_token_indices",
+    "target_parameters",
+)
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")  # others take a part out of the base's weights
 SERVER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM 0.32 allocates adapters for
 A, B = ".lora_A.weight", ".lora_B.weight"
 
@@ -54,12 +71,24 @@ class AdapterSpec:
             linear: full names of its linear layers, the one that makes logits left out.
 
         Raises:
-            ModelError: a name of the configuration is none of them, or nothing is left.
+            ModelError: the model has none, a name of the configuration is none of them or changes nothing, or nothing
+                is left.
         """
         every = list(linear)
+        if not every:
+            raise ModelError(
+                "the model has no linear layer that an adapter fits (torch.nn.Linear, the output layer left out): set "
+                "actor_rollout_ref.model.lora_rank=0, or take another model"
+            )
         _refuse_unknown("target_modules", [name for name in self.targets if name != ALL], every)
         _refuse_unknown("exclude_modules", self.excluded, every)
         chosen = [name for name in every if self.targets == (ALL,) or _is_any(name, self.targets)]
+        for one in self.excluded:
+            if not any(_is_any(name, [one]) for name in chosen):
+                raise ModelError(
+                    f"actor_rollout_ref.model.exclude_modules: {one!r} is none of those that "
+                    "actor_rollout_ref.model.target_modules names, so it has no effect; delete it"
+                )
         kept = [name for name in chosen if not _is_any(name, self.excluded)]
         if not kept:
             raise ModelError("actor_rollout_ref.model.exclude_modules leaves no module that would carry an adapter")
@@ -162,7 +191,8 @@ def read_adapter(folder: str | Path, spec: AdapterSpec | None = None) -> dict[st
     """Tensors of an adapter folder as peft writes it, by the names used here.
 
     Raises:
-        ModelError: it cannot be read, or (with `spec`) is of another rank or alpha.
+        ModelError: it cannot be read, is of another kind than W + alpha / rank x B A, or (with `spec`) of another rank
+            or alpha.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -172,12 +202,26 @@ def read_adapter(folder: str | Path, spec: AdapterSpec | None = None) -> dict[st
         found: dict[str, torch.Tensor] = load_file(str(Path(folder) / TENSORS))
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"the adapter {str(folder)!r} cannot be read: {error}") from error
+    _refuse_other_kinds(str(folder), settings)
     if spec is not None and (settings.get("r"), settings.get("lora_alpha")) != (spec.rank, spec.alpha):
         raise ModelError(
             f"the adapter {str(folder)!r} has rank {settings.get('r')} and alpha {settings.get('lora_alpha')}; set "
             f"actor_rollout_ref.model.lora_rank and lora_alpha, now {spec.rank} and {spec.alpha}, to these"
         )
     return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in found.items()}
+
+
+def _refuse_other_kinds(folder: str, settings: Mapping[str, Any]) -> None:
+    odd = [f"{name}={settings[name]!r}" for name in _NOT_PLAIN if settings.get(name)]
+    odd += [f"{name}={settings[name]!r}" for name in ("bias",) if settings.get(name, "none") != "none"]
+    odd += [f"peft_type={settings.get('peft_type')!r}"] if settings.get("peft_type") != "LORA" else []
+    if settings.get("init_lora_weights") not in _PLAIN_INITS:
+        odd.append(f"init_lora_weights={settings['init_lora_weights']!r}")
+    if odd:
+        raise ModelError(
+            f"the adapter {folder!r} is not W + alpha / rank x B A: its {SETTINGS} says {', '.join(odd)}. Merge it "
+            "into its base with peft, and name the result in actor_rollout_ref.model.path"
+        )
 
 
 def modules_in(tensors: Iterable[str]) -> list[str]:

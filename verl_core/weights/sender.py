@@ -36,10 +36,11 @@ def run_backend(config: RunConfig, device: str) -> Backend:
 
 
 def is_stored(config: RunConfig) -> bool:
-    """Whether weights go through the run directory: when asked for, between two Ray clusters, and for an adapter that
-    several hosts train."""
+    """Whether weights go through the run directory: when asked for, between two Ray clusters, and for an adapter whose
+    trainers and servers may sit on several hosts."""
     asked = config.actor_rollout_ref.rollout.update_weights_backend
-    if asked == "auto" and config.trainer.nnodes > 1 and served_adapter(config.actor_rollout_ref.model) is not None:
+    hosts = config.trainer.nnodes + config.actor_rollout_ref.rollout.nnodes  # servers of their own: see placement
+    if asked == "auto" and hosts > 1 and served_adapter(config.actor_rollout_ref.model) is not None:
         return True  # an adapter goes through memory or storage, and there is no memory that all hosts share
     return asked == "store" or (asked == "auto" and config.ray.mode == "split")
 

@@ -6,12 +6,14 @@ vLLM reads adapters from folders; here the tensors are given to its manager, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from verl_core.errors import ModelError
 from verl_core.weights.adapter import PEFT_PREFIX, AdapterSpec
+from verl_core.weights.expected import named
 
 NUMBER = 1
 NOWHERE = "given-in-memory"
@@ -27,7 +29,11 @@ def adapter_request(adapter: AdapterSpec | None) -> Any:
 
 
 def install(model_runner: Any, spec: AdapterSpec, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace the adapter; the tensors are copied. Between two forward passes."""
+    """Replace the adapter; the tensors are copied. Between two forward passes.
+
+    Raises:
+        ModelError: vLLM has no adapter for some of the layers, and would go on without; nothing was touched.
+    """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -43,6 +49,17 @@ def install(model_runner: Any, spec: AdapterSpec, tensors: Mapping[str, torch.Te
         model_vocab_size=workers.vocab_size,
         weights_mapper=None if renames is None else renames.get_rename_mapper(),
     )
+    packed = (part for parts in manager.packed_modules.values() for part in parts)
+    _refuse_unserved(lora.loras, {*manager.modules, *packed})
     manager.remove_adapter(NUMBER)
     manager.add_adapter(lora)
     manager.activate_adapter(NUMBER)
+
+
+def _refuse_unserved(adapted: Iterable[str], served: Collection[str]) -> None:
+    unserved = [name for name in adapted if name not in served]
+    if unserved:
+        raise ModelError(
+            f"vLLM serves no adapter on {len(unserved)} of the layers that are trained, such as {named(unserved)}: put "
+            "them into actor_rollout_ref.model.exclude_modules, or set actor_rollout_ref.model.lora.merge=true"
+        )

@@ -58,7 +58,12 @@ class VllmAsyncEngine:
         self._limits = RequestLimits(int(model.max_model_len), int(model.get_vocab_size()), stops)
         await self._control("set the weight version", self._llm.update_weight_version(str(self.version)))
         if self._adapter is not None:
-            await self._control("take the adapter", self._llm.collective_rpc("verl_start_adapter"))
+            try:
+                await self._control("take the adapter", self._llm.collective_rpc("verl_start_adapter"))
+            except VerlError:
+                raise
+            except Exception as error:
+                raise RolloutError(f"vLLM did not take the adapter: {error}") from error
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """See RolloutEngine."""
