@@ -18,7 +18,7 @@ def test_exactly_the_budget_passes_and_one_more_does_not() -> None:
 
 def test_the_message_counts_each_kind_and_shows_one_of_each() -> None:
     rewards = [
-        quarantined("a_0_0", "timeout", "slow"),
+        quarantined("a_0_0", "timeout", "no score within 3 s (reward.reward_model.timeout_s)"),
         quarantined("b_0_0", "raised", "ValueError: first"),
         quarantined("c_0_0", "raised", "ValueError: second"),
         Reward("d_0_0", 1.0),
@@ -29,8 +29,10 @@ def test_the_message_counts_each_kind_and_shows_one_of_each() -> None:
     assert "3 of 4 samples could not be scored" in text
     assert "reward.error_budget allows 50%" in text
     assert "raised: 2, for example b_0_0: ValueError: first" in text
-    assert "timeout: 1, for example a_0_0: slow" in text
-    assert "reward.timeout_s" in text
+    assert (
+        "timeout: 1, for example a_0_0: no score within 3 s (reward.reward_model.timeout_s) (raise that limit," in text
+    )
+    assert "reward.timeout_s" not in text  # that is the limit of something else
 
 
 def test_no_samples_and_a_budget_of_all() -> None:

@@ -60,7 +60,9 @@ def test_unknown_data_source() -> None:
 def test_error_budget() -> None:
     rewards = [
         Reward("a_0_0", 0.0, status="raised", reason="RuntimeError: no such table"),
-        Reward("b_0_0", 0.0, status="timeout", reason="no answer within 10 s"),
+        Reward(
+            "b_0_0", 0.0, status="timeout", reason="no score within 10 s (reward.timeout_s); its process was killed"
+        ),
         Reward("c_0_0", 0.0, status="not_finite", reason="the score is nan"),
         Reward("d_0_0", 1.0),
     ]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from verl_core.errors import RewardError
 from verl_core.trajectory import Reward
 
-_ADVICE = {
-    "raised": "the reward function raises, or ends its process",
-    "timeout": "raise reward.timeout_s, or make the function faster",
+_ADVICE = {  # whatever scored: the reasons name the key of a limit
+    "raised": "what scores it raises, or ends its process",
+    "timeout": "raise that limit, or make what scores it faster",
     "not_finite": "the score must be finite in float32",
     "bad_type": "return a number, or a dict with 'score'",
 }

@@ -96,7 +96,8 @@ class RemoteRewards:
                 again = error.code in _AGAIN or error.code >= 500
                 raise _Failed(f"status {error.code} {error.reason}", again, _seconds(error)) from None
         except TimeoutError:
-            raise _Failed(f"no answer within {self._config.timeout_s:g} s", again=True, is_slow=True) from None
+            limit = f"no answer within {self._config.timeout_s:g} s (reward.remote.timeout_s)"
+            raise _Failed(limit, again=True, is_slow=True) from None
         except (OSError, HTTPException) as error:  # URLError is an OSError
             slow = isinstance(getattr(error, "reason", None), TimeoutError)
             raise _Failed(f"{type(error).__name__}: {error}", again=True, is_slow=slow) from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from verl_core.config import stable_hash
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.reward.process import RewardProcess
 from verl_core.reward.wire import Packed
@@ -17,9 +19,9 @@ class RewardWorker:
         self._config = config
         self._process = RewardProcess(config)
 
-    def config(self) -> RewardConfig:
+    def identity(self) -> str:
         """What it was started with; also the sign of life."""
-        return self._config
+        return identity_of(self._config)
 
     def load(self, sources: Sequence[str]) -> None:
         """Import the functions of these data sources, so that the first step does not wait for it."""
@@ -32,3 +34,8 @@ class RewardWorker:
     def pids(self) -> tuple[int, int]:
         """Process ids of the actor and of its reward process (0 when there is none)."""
         return os.getpid(), self._process.pid
+
+
+def identity_of(config: RewardConfig) -> str:
+    """Equal for workers that may stand in for each other."""
+    return stable_hash(asdict(config))

@@ -7,7 +7,6 @@ how the samples were spread.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import START_BUDGET_S
 from verl_core.reward.wire import Packed, packed_samples, unpacked_rewards
-from verl_core.reward.worker import RewardWorker
+from verl_core.reward.worker import RewardWorker, identity_of
+from verl_core.rollout import named_actor
 from verl_core.trajectory import Reward
 
 _CALL_BUDGET_S = 60.0  # a call that does no scoring
@@ -129,30 +129,12 @@ class RewardWorkers:
 
 
 def _attach_or_create(name: str, namespace: str, config: RewardConfig, options: dict[str, Any]) -> Any:
-    try:
-        actor = ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return _create(name, namespace, config, options)
-    try:
-        held: object = ray.get(actor.config.remote(), timeout=_CALL_BUDGET_S)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-        held = None
-    if held == config:
+    actor = named_actor.attach(name, namespace, identity_of(config))
+    if actor is not None:
         return actor
-    ray.kill(actor)
-    return _create(name, namespace, config, options)
-
-
-def _create(name: str, namespace: str, config: RewardConfig, options: dict[str, Any]) -> Any:
-    own = {"name": name, "namespace": namespace, "lifetime": "detached"}
+    named_actor.remove(name, namespace, Deadline(f"the name {name} to be free", _CALL_BUDGET_S))
     restarts = {"max_restarts": _RESTARTS, "max_task_retries": _REPEATS}
-    deadline = Deadline(f"the name {name} to be free", _CALL_BUDGET_S, lambda: f"taken in namespace {namespace}")
-    while True:
-        try:
-            return ray.remote(RewardWorker).options(**{**restarts, **options, **own}).remote(config)
-        except ValueError:  # an actor that was just killed gives its name back a moment later
-            deadline.check()
-            time.sleep(0.05)
+    return named_actor.start(RewardWorker, name, namespace, {**restarts, **options}, config)
 
 
 def _get(calls: list[Any], name: str, seconds: float) -> list[Any]:
