@@ -42,6 +42,12 @@ REFUSED = [
     ([f"{TEACHERS}.main.num_replicas=two"], f"{TEACHERS}.main.num_replicas: expected a whole number, got 'two'"),
     ([f"{TEACHERS}.main.num_replicas=0"], f"{TEACHERS}.main.num_replicas: must be at least 1, got 0"),
     ([f"{TEACHERS}.main.warm_start.step=2"], f"{TEACHERS}.main.warm_start.step: unknown key"),
+    ([f"{TEACHERS}.main.warm_start.enable=false"], f"{TEACHERS}.main.warm_start.enable: has no effect"),
+    ([f"{TEACHERS}.main.warm_start.steps=0"], f"{TEACHERS}.main.warm_start.steps: must be at least 1, got 0"),
+    (
+        [f"{TEACHERS}.main.warm_start.target_accuracy=1.5"],
+        f"{TEACHERS}.main.warm_start.target_accuracy: must be greater than 0 and less than 1, got 1.5",
+    ),
     ([f"{TEACHERS}=3"], f"{TEACHERS}: expected a section, got 3"),
     ([f"{LOSS}.loss_mode=k9"], f"{LOSS}.loss_mode: unknown name 'k9'"),
     ([f"{LOSS}.loss_mode=k1"], f"{LOSS}.loss_mode: k1 has a gradient that does not know the teacher"),
@@ -61,6 +67,10 @@ REFUSED = [
     ([ALONE, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable: with"),
     ([ALONE, "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"], "there is no policy loss"),
     ([ALONE, "algorithm.norm_adv_by_std_in_grpo=false"], "algorithm.norm_adv_by_std_in_grpo: has no effect with"),
+    (
+        [ALONE, f"{LOSS}.loss_mode=forward_kl_topk", "algorithm.rollout_correction.rollout_is=token"],
+        "algorithm.rollout_correction.rollout_is: has no effect with",
+    ),
     ([f"{LOSS}.policy_loss_mode=vanilla"], "there is one policy loss"),
     (
         ["trainer.device=cuda", "ray.worker.gpu=1"],
@@ -88,6 +98,8 @@ def test_refused(overrides: list[str], message: str) -> None:
             "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
         ],
         [f"{LOSS}.loss_mode=forward_kl_topk", f"{LOSS}.topk=8", f"{LOSS}.tail=renormalise"],
+        [ALONE, "algorithm.rollout_correction.rollout_is=token"],  # sampled losses take weights
+        [f"{LOSS}.loss_mode=forward_kl_topk", "algorithm.rollout_correction.rollout_is=token"],  # the policy loss does
         ["algorithm.adv_estimator=gae", f"{LOSS}.distillation_loss_coef=0.1"],
         ["trainer.v1.trainer_mode=separate_async", ALONE],
     ],

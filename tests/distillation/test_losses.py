@@ -190,6 +190,16 @@ def test_the_literal_loop_agrees_and_masked_cells_are_never_read(inputs: Distill
         assert float(found[row, at]) == pytest.approx(expected, abs=1e-4)
 
 
+@given(batches(), st.sampled_from(["k1+", "k2", "k3", "abs"]))
+def test_weights_multiply_what_is_sampled_and_nothing_else(inputs: DistillationInputs, name: str) -> None:
+    weights = torch.linspace(0.5, 2.0, inputs.mask.numel()).reshape(inputs.mask.shape)
+    weighted = dataclasses.replace(inputs, weights=weights)
+    plain = DISTILLATION_LOSSES.get(name)(inputs).per_token
+    torch.testing.assert_close(DISTILLATION_LOSSES.get(name)(weighted).per_token, weights * plain)
+    whole = DISTILLATION_LOSSES.get("forward_kl_topk")  # an expectation over tokens already
+    assert torch.equal(whole(weighted).per_token, whole(inputs).per_token)
+
+
 def picked(inputs: DistillationInputs, rows: torch.Tensor) -> DistillationInputs:
     tensors = {name: value[rows] for name, value in vars_of(inputs).items() if isinstance(value, torch.Tensor)}
     return dataclasses.replace(inputs, **tensors)

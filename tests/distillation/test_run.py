@@ -11,9 +11,11 @@ import pytest
 import ray
 
 from tests.trainer.conftest import MakeConfig
+from verl_core.record.rundir import RunDir
 from verl_core.trainer.open import leave_trainer, open_trainer
 from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trainer.run import train
+from verl_core.trainer.step_files import StepFiles
 
 LOSS = "distillation.distillation_loss"
 LEGACY = "trainer.use_v1=false"
@@ -74,5 +76,14 @@ def test_every_mode_learns_from_a_teacher_as_a_reward(
     make_config: MakeConfig, assets: tuple[Any, Any, str], mode: str
 ) -> None:
     reward = [f"{LOSS}.loss_mode=k1", f"{LOSS}.use_policy_gradient=true", f"trainer.v1.trainer_mode={mode}"]
-    summary = train(make_config(f"taught_{mode}", *teaching(assets[2], *reward), "trainer.total_training_steps=2"))
-    assert summary.steps == 2
+    config = make_config(f"taught_{mode}", *teaching(assets[2], *reward), "trainer.total_training_steps=2")
+    assert train(config).steps == 2
+    files = StepFiles(RunDir(run_root(config)))
+    for step in (1, 2):
+        batch = files.batch(step)
+        mask, columns = batch.response_mask, batch.columns
+        assert mask.any()
+        told = columns["teacher_log_probs"][mask] - columns["old_log_probs"][mask]
+        np.testing.assert_allclose(columns["advantages"][mask], told, atol=1e-6)
+        assert np.isfinite(told).all()
+        assert step == 1 or told.any()  # the teacher is the start policy

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
 from verl_core.config.checks_algorithm import unknown_name
+from verl_core.config.checks_ranges import RANGES, out_of_range
 from verl_core.config.teachers import SECTION, Teacher, read_teacher, teachers_of
 
 _TEACH, _LOSS, _ACTOR = "distillation", "distillation.distillation_loss", "actor_rollout_ref.actor"
+_WEIGHTS = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
 
 
 @check
@@ -65,6 +68,9 @@ def _folder(key: str, teacher: Teacher) -> Iterator[str]:
     if teacher.making is not None:
         if teacher.path:
             yield f"{key}.warm_start: {key}.model_path is given too; delete one of them"
+        for name, value in asdict(teacher.making).items():
+            if f"warm_start.{name}" in RANGES:
+                yield from out_of_range(f"warm_start.{name}", value, f"{key}.warm_start.{name}")
         if teacher.making.hidden_size % 32:
             yield f"{key}.warm_start.hidden_size: must be a multiple of 32, got {teacher.making.hidden_size}"
     elif not teacher.path:
@@ -144,3 +150,6 @@ def what_is_left_without_the_task(facts: Facts) -> Iterator[str]:
     unread = frozenset().union(*names.POLICY_LOSSES.values()) | {"policy_loss.loss_mode"}
     because = f"{off} and use_policy_gradient=false: there is no policy loss"
     yield from no_effect(facts, [f"{_ACTOR}.{name}" for name in sorted(unread)], because)
+    if config.distillation.distillation_loss.reads_topk:
+        because = f"{off} and {_LOSS}.loss_mode=forward_kl_topk, which takes no weights of sampled tokens"
+        yield from no_effect(facts, [f"algorithm.rollout_correction.{name}" for name in _WEIGHTS], because)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from verl_core.config.checks import Facts, check
 
@@ -234,9 +235,17 @@ _REASONS = {
 @check
 def numbers_in_range(facts: Facts) -> Iterator[str]:
     """Every number is finite and inside its bounds."""
-    for key, bounds in RANGES.items():
-        value = facts.values[key]
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int | float) and not bounds.holds(number):
-                reason = f": {_REASONS[key]}" if key in _REASONS else ""
-                yield f"{key}: must be {str(bounds) or 'finite'}, got {number!r}{reason}"
+    for key in RANGES:
+        yield from out_of_range(key, facts.values[key], key)
+
+
+def out_of_range(key: str, value: Any, shown: str) -> Iterator[str]:
+    """What is wrong with a value that has the bounds of `key`.
+
+    Args:
+        shown: the key that the user wrote it under.
+    """
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int | float) and not RANGES[key].holds(number):
+            reason = f": {_REASONS[key]}" if key in _REASONS else ""
+            yield f"{shown}: must be {str(RANGES[key]) or 'finite'}, got {number!r}{reason}"

@@ -56,6 +56,8 @@ def read_teacher(config: RunConfig, name: str, entry: Any) -> tuple[Teacher | No
     given: TeacherModelConfig = reader.section(TeacherModelConfig, entry, f"{SECTION}.{name}.")
     making = None
     if given.warm_start:
+        if "enable" in given.warm_start:
+            reader.problems.append(f"{SECTION}.{name}.warm_start.enable: has no effect, the section says it; delete it")
         whole = {**asdict(config.warm_start), **given.warm_start, "enable": True}
         making = reader.section(WarmStartConfig, whole, f"{SECTION}.{name}.warm_start.")
     return _settled(config, name, given, making), reader.problems

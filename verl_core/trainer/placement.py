@@ -132,11 +132,11 @@ def place_teachers(config: RunConfig, placement: Placement) -> ActorOptions:
     need = teacher_devices(config)
     if placement.device == "cpu" or not need:
         return lambda _: placement.host
-    total, others = sum(_amount(node, "GPU") for node in _nodes()), config.num_devices + config.reward_devices
+    total, others = sum(_amount(node, "GPU") for node in _nodes()), int(placement.group.bundle_count)
     if need + others > total:
         raise ResourceError(
-            f"distillation.teacher_models: {need} servers need a device each beside the {others} of trainer and "
-            f"rollout; the cluster has {total}. Lower num_replicas of a teacher, or run where there are more"
+            f"distillation.teacher_models: {need} servers need a device each beside the {others} of the run's "
+            f"other parts; the cluster has {total}. Lower num_replicas of a teacher, or run where there are more"
         )
     name = group_name(namespace_of(config), "teachers")
     bundles = [{"GPU": 1.0, "CPU": 1.0}] * need

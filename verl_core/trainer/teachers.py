@@ -56,15 +56,16 @@ def check_teachers(config: RunConfig, sources: Sequence[str]) -> None:
             f"distillation.teacher_models: nobody teaches the data source {alone[0]!r}. Give a teacher that key, or "
             "leave the key of one out, which then teaches all others"
         )
+    loss = config.distillation.distillation_loss
+    topk = loss.topk if loss.reads_topk else 0
     for teacher in teachers:
         if teacher not in busy.values():
             raise ConfigError(
                 f"distillation.teacher_models.{teacher.name}: no row has a data source that it teaches (the data has "
                 f"{', '.join(sorted(sources))}); delete it, or correct its key"
             )
-        topk = teacher.max_logprobs if config.distillation.distillation_loss.reads_topk else 0
         check_teacher(teacher.name, teacher.path, policy, topk, config.max_model_len)
-    if config.distillation.distillation_loss.reads_topk and policy_vocabulary(policy) > EXACT_IDS:
+    if loss.reads_topk and policy_vocabulary(policy) > EXACT_IDS:
         raise ConfigError(f"distillation: token ids above {EXACT_IDS} cannot be kept exactly")
 
 
