@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from verl_core.data.preferences import preferences_of, read_preferences
+from verl_core.data.preferences import as_answered, as_sampled, preferences_of
+from verl_core.data.reward_tokenizer import answered_chat
 from verl_core.data.row import DatasetRow
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
-from verl_core.reward_training.pairs import pairs_of
+from verl_core.reward_training.pairs import _Wrong, pairs_of
 from verl_core.warm_start.tokenizer import make_tokenizer
 
 TOKENIZER = ChatTokenizer(make_tokenizer(), "tiny")
@@ -21,7 +21,7 @@ END = TOKENIZER.eos_token_id
 
 
 def rows(*records: dict[str, Any]) -> list[tuple[list[int], list[int], float]]:
-    found = preferences_of([(f"row {place}", record) for place, record in enumerate(records)], TOKENIZER)
+    found = preferences_of([(f"row {place}", record) for place, record in enumerate(records)], as_sampled(TOKENIZER))
     return [(one.chosen.tolist(), one.rejected.tolist(), one.margin) for one in found]
 
 
@@ -34,6 +34,19 @@ def test_text_and_chats_give_the_ids_of_a_rollout() -> None:
         {"prompt": chat, "chosen": "7", "rejected": "7", "rejected_stop": "length"},
     )
     assert found == [(right, wrong, 0.0), (right, wrong, 0.5), (right, right[:-1], 0.0)]
+
+
+def test_a_model_that_reads_text_is_taught_what_it_will_be_shown() -> None:
+    """The whole chat by its own template; a response that was cut looks like one that ended."""
+    record = {"prompt": "3+4=", "chosen": "7", "rejected": "77", "rejected_stop": "length"}
+    (found,) = preferences_of([("row", record)], as_answered(TOKENIZER))
+    user = {"role": "user", "content": "3+4="}
+    for row, answer in ((found.chosen, "7"), (found.rejected, "77")):
+        shown = answered_chat(TOKENIZER, [user], answer, "row")  # as `ModelScorer` does it
+        assert row.tolist() == shown.tolist()
+        assert row.tolist()[-1] == END
+    with pytest.raises(DataError, match="chosen and rejected are the same tokens"):
+        preferences_of([("row", {**record, "rejected": "7"})], as_answered(TOKENIZER))
 
 
 @pytest.mark.parametrize(
@@ -49,16 +62,6 @@ def test_text_and_chats_give_the_ids_of_a_rollout() -> None:
 def test_unusable_rows_are_named(record: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message.replace("[", r"\[")):
         rows(record)
-
-
-def test_files_are_read_in_order(tmp_path: Path) -> None:
-    files = []
-    for name, answer in (("a", "7"), ("b", "8")):
-        files.append(str(tmp_path / f"{name}.jsonl"))
-        Path(files[-1]).write_text(json.dumps({"prompt": "3+4=", "chosen": answer, "rejected": "0"}) + "\n")
-    assert [one.chosen.tolist() for one in read_preferences(files, TOKENIZER)] == [
-        [*PROMPT, *TOKENIZER.encode(answer), END] for answer in ("7", "8")
-    ]
 
 
 SUMS = [
@@ -78,7 +81,7 @@ def test_built_pairs_are_right_against_wrong_and_repeat() -> None:
     assert any(pair["rejected"].startswith(pair["chosen"]) for pair in cut)
     assert pairs_of(SUMS, 400, (1, 0), longest=6) == made
     assert pairs_of(SUMS, 400, (1, 1), longest=6) != made
-    preferences_of([("", pair) for pair in made], TOKENIZER)  # all of them can be trained on
+    preferences_of([("", pair) for pair in made], as_sampled(TOKENIZER))  # all of them can be trained on
 
 
 def test_pairs_need_answers_that_differ() -> None:
@@ -86,3 +89,15 @@ def test_pairs_need_answers_that_differ() -> None:
         pairs_of([DatasetRow(0, "here", SUMS[0].messages, "s", None)], 1, (1, 0), 6)
     with pytest.raises(DataError, match="nothing to tell apart"):
         pairs_of(SUMS[:1], 1, (1, 0), 6)
+
+
+def test_wrong_numbers_are_of_every_size_that_an_answer_may_have() -> None:
+    def drawn(*truths: str) -> set[str]:
+        maker = _Wrong(np.random.default_rng(0), truths, "0123456789", 6)
+        return {maker._any(truths[0])[0] for _ in range(500)}
+
+    small = drawn("7", "13")
+    assert small <= {str(number) for number in range(100)}
+    assert len(small) > 80
+    assert {len(number) for number in drawn("9" * 40)} == {1, 2, 3, 4, 5, 6}  # a response has no more places
+    assert all("se" in text or "ven" in text for text in drawn("seven", "13"))  # text has a slip

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from verl_core.config import RunConfig
 from verl_core.data.reward_tokenizer import answered_chat, own_tokenizer
 from verl_core.errors import DataError, ModelError
+from verl_core.trainer.scoring import check_reward_model
 from verl_core.warm_start.tokenizer import make_tokenizer
 
 CHAT = [{"role": "user", "content": "3+4="}]
@@ -42,3 +44,17 @@ def test_a_reward_model_has_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(ModelError, match=r"no usable tokenizer in .*bare"):
         own_tokenizer(folder(tmp_path / "policy"), str(tmp_path / "bare"))
+
+
+def test_a_folder_that_cannot_score_is_told_by_its_key(tmp_path: Path) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = folder(tmp_path / "policy")
+    model = config.reward.reward_model
+    model.model_path = str(tmp_path / "none")
+    check_reward_model(config)  # nobody asks it
+    model.enable = True
+    with pytest.raises(ModelError, match=r"reward\.reward_model\.model_path='.*none' is not a model folder"):
+        check_reward_model(config)
+    model.model_path = folder(tmp_path / "judge")
+    (tmp_path / "judge" / "config.json").write_text("{}")
+    check_reward_model(config)

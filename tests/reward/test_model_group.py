@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
-from tests.reward.scripted_judge import DIE, DIE_ONCE, HANG, NAN, RAISE, ScriptedJudge
+from tests.reward.scripted_judge import DIE, DIE_ONCE, HANG, NAN, RAISE, STUCK, ScriptedJudge
 from verl_core.config.schema import RewardModelConfig
 from verl_core.engine.reward_worker import RewardModelFacts
+from verl_core.errors import DeadlineExceeded
 from verl_core.reward.model_group import Failure, Outcome, RewardModelGroup
 from verl_core.trajectory import Int32
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardModelGroup]:
-    """Two workers; rows of two tokens go two by two."""
-    tmp_path = tmp_path_factory.mktemp("judges")
+@contextmanager
+def judges(folder: Path, count: int, start_budget_s: float) -> Iterator[RewardModelGroup]:
+    """Scripted workers; rows of two tokens go two by two."""
     settings = RewardModelConfig(model_path="scripted", max_token_len_per_gpu=4, timeout_s=1.5)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "lifetime": "detached"}
     made = {
         f"judge-{i}": ray.remote(ScriptedJudge)
-        .options(name=f"judge-{i}", namespace=tmp_path.name, **options)
-        .remote(str(tmp_path))
-        for i in range(2)
+        .options(name=f"judge-{i}", namespace=folder.name, **options)
+        .remote(str(folder))
+        for i in range(count)
     }
-    found = RewardModelGroup(settings, tmp_path.name, made, 60.0)
+    found = RewardModelGroup(settings, folder.name, made, start_budget_s)
     found.facts = RewardModelFacts(vocabulary=1000, max_positions=3, pid=0, awake=True)
     ray.get([actor.facts.remote() for actor in made.values()], timeout=60)
-    yield found
-    found.shutdown()
+    try:
+        yield found
+    finally:
+        found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardModelGroup]:
+    with judges(tmp_path_factory.mktemp("judges"), 2, start_budget_s=60.0) as found:
+        yield found
 
 
 def rows(*pairs: tuple[int, ...]) -> list[Int32]:
@@ -78,3 +88,28 @@ def test_not_a_number_stays_with_its_row(group: RewardModelGroup) -> None:
     assert isinstance(first, float)
     assert math.isnan(first)
     assert second == 2.0
+
+
+def test_a_worker_that_does_not_come_back_ends_the_run_with_its_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    told = r"judge-0 to start again.*workers judge-0 \(starting again\) of"
+    with (
+        judges(tmp_path_factory.mktemp("alone"), 1, start_budget_s=1.0) as alone,
+        pytest.raises(DeadlineExceeded, match=told),
+    ):
+        alone.score(rows((STUCK, 1), (1, 1)))
+
+
+def test_workers_that_share_are_told_to_sleep_when_a_process_takes_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before may have ended while they were awake, and the trainer wants its devices."""
+    said: list[str] = []
+
+    def every(self: RewardModelGroup, method: str, seconds: float) -> dict[str, RewardModelFacts]:
+        said.append(method)
+        return {name: RewardModelFacts(9, 0, 1, True) for name in self._actors}
+
+    monkeypatch.setattr(RewardModelGroup, "_all", every)
+    monkeypatch.setattr("verl_core.reward.model_group._attach_or_create", lambda *_: object())
+    for own in (False, True):
+        settings = RewardModelConfig(model_path="scripted", enable_resource_pool=own)
+        RewardModelGroup.attach_or_launch(settings, "any", 2, lambda _: {}, "cpu", 5.0)
+    assert said == ["facts", "sleep", "facts"]

@@ -1,24 +1,24 @@
-"""Preference: one prompt with a better and a worse response, as token ids. Invariant: ids are made once, here, and are
-those that a policy would have sampled: the chat template's prompt, the response's text as it stands, the end token."""
+"""Preference: one prompt with a better and a worse response, as token ids. Invariant: ids are made once, here, in the
+form in which responses are scored later: `as_sampled` by a policy, or `as_answered` for a model that reads text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from verl_core.data.reader import records_of
+from verl_core.data.reward_tokenizer import answered_chat
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
 from verl_core.trajectory import Int32
 
-COLUMNS = ("prompt", "chosen", "rejected")
 STOP_REASONS = ("stop", "length")
 
 Placed = tuple[str, Mapping[str, Any]]  # where a record stands, and the record
+Encoder = Callable[[list[dict[str, Any]], str, str, str], Int32]  # chat, answer, stop reason, place -> one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,24 @@ class Preference:
         return max(len(self.chosen), len(self.rejected))
 
 
-def read_preferences(files: Sequence[str], tokenizer: ChatTokenizer) -> list[Preference]:
-    """All rows of parquet or JSONL files, in order.
+def as_sampled(tokenizer: ChatTokenizer) -> Encoder:
+    """Ids as a policy with this tokenizer samples them."""
 
-    Raises:
-        DataError: no rows, a file that cannot be read, or a row that cannot be used; names file, row and column.
-    """
-    found = preferences_of((row for file in files for row in records_of(file, COLUMNS)), tokenizer)
-    if not found:
-        raise DataError(f"no rows in {', '.join(files)}")
-    return found
+    def encode(chat: list[dict[str, Any]], answer: str, stop: str, place: str) -> Int32:
+        ids = tokenizer.encode(answer)
+        ended = [*ids, tokenizer.eos_token_id] if stop == "stop" else ids
+        return np.concatenate([tokenizer.encode_chat(chat, place), np.asarray(ended, dtype=np.int32)])
+
+    return encode
 
 
-def preferences_of(records: Iterable[Placed], tokenizer: ChatTokenizer) -> list[Preference]:
+def as_answered(tokenizer: ChatTokenizer) -> Encoder:
+    """Ids of the answered chat, which is all that a model of another vocabulary is shown: whether a response came to
+    its end cannot be seen there."""
+    return lambda chat, answer, stop, place: answered_chat(tokenizer, chat, answer, place)
+
+
+def preferences_of(records: Iterable[Placed], encode: Encoder) -> list[Preference]:
     """The rows of `records`: `prompt` is text (one user message) or a chat, `chosen` and `rejected` text or a chat of
     one assistant message. `margin` (a number) and `chosen_stop`, `rejected_stop` (`stop`, or `length` for a response
     that was cut off before its end token) may be left out.
@@ -58,20 +63,18 @@ def preferences_of(records: Iterable[Placed], tokenizer: ChatTokenizer) -> list[
     Raises:
         DataError: a column is missing or of another form, or both responses are the same.
     """
-    return [_preference(place, record, tokenizer) for place, record in records]
+    return [_preference(place, record, encode) for place, record in records]
 
 
-def _preference(place: str, record: Mapping[str, Any], tokenizer: ChatTokenizer) -> Preference:
-    prompt = tokenizer.encode_chat(_chat(record.get("prompt"), place), place)
+def _preference(place: str, record: Mapping[str, Any], encode: Encoder) -> Preference:
+    chat = _chat(record.get("prompt"), place)
     rows = []
     for column in ("chosen", "rejected"):
-        ids = tokenizer.encode(_text(record.get(column), f"{place}, column {column}"))
         stop = record.get(f"{column}_stop") or "stop"
         if stop not in STOP_REASONS:
             raise DataError(f"{place}, column {column}_stop: expected stop or length, got {stop!r}")
-        ended = [*ids, tokenizer.eos_token_id] if stop == "stop" else ids
-        rows.append(np.concatenate([prompt, np.asarray(ended, dtype=np.int32)]))
-    if np.array_equal(*rows):
+        rows.append(encode(chat, _text(record.get(column), f"{place}, column {column}"), stop, place))
+    if np.array_equal(rows[0], rows[1]):
         raise DataError(f"{place}: chosen and rejected are the same tokens; delete the row")
     return Preference(rows[0], rows[1], _margin(record.get("margin"), place))
 

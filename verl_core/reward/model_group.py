@@ -108,6 +108,8 @@ class RewardModelGroup:
             )
         try:
             answers = group._all("facts", max(deadline.left, 1.0))
+            if shared:  # a process that ended while they scored left them on the devices
+                group.sleep()
         except BaseException:
             group.shutdown()
             raise

@@ -113,7 +113,6 @@ class Training:
 
     def _note(self, numbers: Row, say: Callable[[str], None]) -> None:
         row = {"step": float(self.trainer.steps_done)} | {f"train/{name}": value for name, value in numbers.items()}
-        row |= {"val/loss": float("nan"), "val/accuracy": float("nan")}
         if self.pairs.held_out:
             scores = self.trainer.judge(self.pairs.held_out)
             row |= {"val/loss": scores.loss, "val/accuracy": scores.accuracy, "val/distance": scores.distance}

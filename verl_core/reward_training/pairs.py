@@ -2,8 +2,8 @@
 the seed and the stream; no rejected response is right.
 
 A policy that is trained on a reward model finds whatever the model was never shown, so wrong answers are of every kind
-that a sampler makes: another row's answer, a number close by, the own one with a slip, noise or nothing, and one that
-does not end.
+that a sampler makes: another row's answer, a number close by, any number, the own one with a slip, noise or nothing,
+and one that does not end.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ def _alphabet(rows: Sequence[DatasetRow], truths: Sequence[str]) -> list[str]:
 
 
 class _Wrong:
-    """Makes wrong answers of five kinds, each as often as the others."""
+    """Makes wrong answers of six kinds; most often those that a policy takes for right."""
 
     def __init__(
         self, random: np.random.Generator, truths: Sequence[str], alphabet: Sequence[str], longest: int
     ) -> None:
         self.random, self._truths, self._alphabet, self._longest = random, truths, alphabet, longest
-        self._kinds = (self._other, self._near, self._slip, self._nothing_or_noise, self._endless)
+        self._kinds = (self._other, self._near, self._any, self._slip, self._nothing_or_noise, self._endless)
+        self._shares = (0.35, 0.2, 0.2, 0.1, 0.07, 0.08)  # noise is told apart soon, and then teaches nothing
 
     def pair(self, row: DatasetRow) -> dict[str, Any]:
         """One record."""
         truth, wrong, stop = str(row.ground_truth), str(row.ground_truth), "stop"
         while wrong == truth and stop == "stop":
-            wrong, stop = self._kinds[int(self.random.integers(len(self._kinds)))](truth)
+            wrong, stop = self._kinds[int(self.random.choice(len(self._kinds), p=self._shares))](truth)
         prompt = [{"role": str(entry["role"]), "content": str(entry["content"])} for entry in row.messages]
         return {"prompt": prompt, "chosen": truth, "rejected": wrong, "rejected_stop": stop}
 
@@ -70,6 +71,14 @@ class _Wrong:
             return self._slip(truth)
         off = int(self.random.integers(1, _NEAR + 1)) * (1 if self.random.random() < 0.5 else -1)
         return str(abs(int(truth) + off)), "stop"
+
+    def _any(self, truth: str) -> tuple[str, str]:
+        """A number with as many digits as an answer may have, be it anybody's or nobody's; text has a slip instead."""
+        if not truth.isdecimal():
+            return self._slip(truth)
+        longest = max(len(answer) for answer in self._truths if answer.isdecimal())
+        drawn = self.random.integers(10, size=int(self.random.integers(1, min(longest, self._longest) + 1)))
+        return str(int("".join(map(str, drawn)))), "stop"
 
     def _slip(self, truth: str) -> tuple[str, str]:
         """One character more, less, or another."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import shutil
 import sys
 import time
@@ -19,10 +20,12 @@ from typing import Any
 from verl_core.config.schema import RunConfig
 from verl_core.config.wire import stable_hash
 from verl_core.data.chat import with_tools
-from verl_core.data.preferences import Placed, preferences_of
+from verl_core.data.preferences import Encoder, Placed, as_answered, as_sampled, preferences_of
 from verl_core.data.reader import read_rows, records_of
+from verl_core.data.reward_tokenizer import own_tokenizer
 from verl_core.data.row import Columns
-from verl_core.data.tokenizer import load_tokenizer
+from verl_core.data.teacher_model import model_settings
+from verl_core.data.tokenizer import ChatTokenizer, load_tokenizer
 from verl_core.engine.base_identity import base_sha256
 from verl_core.errors import ConfigError
 from verl_core.models.folder import made_before, published, weights_file_sha256, write_account
@@ -76,8 +79,8 @@ def train_reward_model(
         return RewardModelResult(**known)
     started, records = time.monotonic(), _records(config)
     base = base_of(config)
-    tokenizer = with_tools(config, load_tokenizer(base))
-    pairs = Pairs(*(preferences_of(split, tokenizer) for split in records))
+    tokenizer, encode = form_of(config)
+    pairs = Pairs(*(preferences_of(split, encode) for split in records))
     progress = folder.with_name(f".{folder.name}.progress")
     training = Training.begin(config, base, tokenizer, pairs, progress, stable_hash(recipe))
     curve = training.run(say or _to_stderr)
@@ -86,8 +89,8 @@ def train_reward_model(
         (scratch / _CURVE).write_text("".join(json.dumps(row) + "\n" for row in curve))
         result = RewardModelResult(
             path=str(folder),
-            loss=curve[-1]["val/loss"],
-            accuracy=curve[-1]["val/accuracy"],
+            loss=curve[-1].get("val/loss", math.nan),
+            accuracy=curve[-1].get("val/accuracy", math.nan),
             steps=config.reward_training.steps,
             seconds=time.monotonic() - started,
             sha256=weights_file_sha256(scratch),
@@ -103,21 +106,40 @@ def recipe_of(config: RunConfig) -> dict[str, Any]:
     settings = asdict(config.reward_training)
     for key in ("enable", "model_path", "train_files", "val_files", "save_freq"):
         del settings[key]
-    tools = asdict(config.actor_rollout_ref.rollout.multi_turn)
+    tools, (tokenizer, _) = asdict(config.actor_rollout_ref.rollout.multi_turn), form_of(config)
     rows = [[dict(record) for _, record in split] for split in _records(config)]
     return {
         **settings,
         "pairs_sha256": stable_hash(rows),
         "base": base_sha256(base_of(config)),
         "tools": stable_hash(tools),
+        "template": stable_hash([tokenizer.inner.chat_template, tokenizer.eos_token_id]),
         "dtype": config.actor_rollout_ref.model.dtype,
         "torch": importlib.metadata.version("torch"),
     }
 
 
 def base_of(config: RunConfig) -> str:
-    """Folder that training starts from."""
-    return config.reward_training.model_path or config.actor_rollout_ref.model.path
+    """Folder that training starts from. Raises ModelError: reward_training.model_path names none."""
+    given = config.reward_training.model_path
+    if given and not Path(given).is_file():  # a .gguf file has no folder of its own
+        model_settings(given, f"reward_training.model_path={given!r}")
+    return given or config.actor_rollout_ref.model.path
+
+
+def form_of(config: RunConfig) -> tuple[ChatTokenizer, Encoder]:
+    """(tokenizer, how a response becomes ids): that of scoring (`verl_core.reward.model_scorer`), so the policy's ids
+    where the model has its vocabulary, whatever the chat template in its own folder says.
+
+    Raises:
+        ModelError: see `base_of` and `own_tokenizer`.
+    """
+    policy = config.actor_rollout_ref.model.path
+    reader = own_tokenizer(policy, base_of(config))
+    if reader is not None:
+        return reader, as_answered(reader)
+    tokenizer = with_tools(config, load_tokenizer(policy))
+    return tokenizer, as_sampled(tokenizer)
 
 
 def _records(config: RunConfig) -> tuple[list[Placed], list[Placed]]:

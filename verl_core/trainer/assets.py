@@ -102,7 +102,9 @@ def reward_folder(config: RunConfig) -> str:
     Raises:
         ConfigError: trainer.default_local_dir is a URL.
     """
-    data, training = config.data, config.reward_training
+    data, training = config.data, asdict(config.reward_training)
+    for key in ("enable", "save_freq"):  # change nothing of the model
+        del training[key]
     start = [config.warm_start, config.actor_rollout_ref.model.path]
     return _asset(config, "reward", training, *start, data.prepare, data.train_files, data.max_response_length)
 

@@ -31,6 +31,7 @@ from verl_core.trainer.prompts import streams, total_steps
 from verl_core.trainer.ray_session import run_root, start_ray
 from verl_core.trainer.registry import get_trainer_cls
 from verl_core.trainer.sampling import SamplingBook, mean_scores
+from verl_core.trainer.scoring import check_reward_model
 from verl_core.trainer.session import NoLedger, RolloutLedger, Session
 from verl_core.trainer.stages.reward import scored_groups
 from verl_core.trainer.step_files import StepFiles
@@ -151,6 +152,7 @@ def _open(
     check_sources(sources, config.reward)
     total = total_steps(config, stream)
     check_teachers(config, sources)
+    check_reward_model(config)
     start, checkpoint = start_of(run, config, stream.identity(), owner)
     files = StepFiles(run)
     done = files.first_open_step(start.step) - 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from verl_core.config.schema import RewardConfig, RunConfig
 from verl_core.data.reward_tokenizer import own_tokenizer
+from verl_core.data.teacher_model import model_settings
 from verl_core.reward.composite import parts_of
 from verl_core.reward.interface import Scorer
 from verl_core.reward.model_group import RewardModelGroup
@@ -38,6 +39,19 @@ def launch_scoring(config: RunConfig, ground: Ground, sources: Sequence[str]) ->
         config.trainer.init_timeout_s,
     )
     return ModelScorer(config.reward, group, rules, reader)
+
+
+def check_reward_model(config: RunConfig) -> None:
+    """The reward model's folder has settings and a tokenizer. Nothing without one.
+
+    Raises:
+        ModelError: it has not; names reward.reward_model.model_path.
+    """
+    settings = config.reward.reward_model
+    if not settings.enable:
+        return
+    model_settings(settings.model_path, f"reward.reward_model.model_path={settings.model_path!r}")
+    own_tokenizer(config.actor_rollout_ref.model.path, settings.model_path)
 
 
 def has_rules(reward: RewardConfig) -> bool:
