@@ -28,4 +28,4 @@ def gae(inputs: AdvantageInputs) -> Advantages:
     surprise = inputs.rewards + inputs.gamma * next_values(values, own, sessions) - values
     raw = discounted(torch.where(own, surprise, 0.0), own, inputs.gamma * inputs.lam, sessions)
     mask = sessions.trained(inputs.mask)
-    return Advantages(whitened(raw, mask), returns=raw + values)
+    return Advantages(whitened(raw, mask), returns=torch.where(mask, raw + values, 0.0))
