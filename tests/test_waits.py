@@ -38,7 +38,6 @@ BOUNDED = {
     "verl_core/rollout/group_run.py::_outcome": SETTLED,
     "verl_core/rollout/outbox.py::take": INSIDE,
     "verl_core/rollout/pool.py::_wait_for_change": INSIDE,
-    "verl_core/rollout/scripted.py::generate": "the server cuts the request off at its deadline",
     "verl_core/rollout/scripted.py::_until_awake": INSIDE,
     "verl_core/rollout/scripted.py::_or_cut": INSIDE,
     "verl_core/rollout/scripted.py::_pace": INSIDE,

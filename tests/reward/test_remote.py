@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -63,18 +64,24 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, b"<html>")
         elif order == "nan":
             self.reply(200, b"NaN")
+        elif order == "drip":
+            self.reply(200, b"1" * 100, pause_s=0.1)
         elif order == "number":
             self.reply(200, b"0.5")
         else:
             parts = {"score": len(order), "truth": asked["ground_truth"], "source": asked["data_source"]}
             self.reply(200, json.dumps({**parts, **asked["extra_info"]}).encode())
 
-    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None, pause_s: float = 0.0) -> None:
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        pieces = [bytes([byte]) for byte in body] if pause_s else [body]
+        with contextlib.suppress(ConnectionError):  # the client may have gone
+            for piece in pieces:
+                self.wfile.write(piece)
+                time.sleep(pause_s)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
@@ -130,6 +137,14 @@ def test_a_service_that_hangs_costs_the_deadline_and_not_more(service: Service) 
     assert reward.status == "timeout"
     assert "no answer within 0.3 s (reward.remote.timeout_s)" in reward.reason
     assert "reward.remote.deadline_s=1" in reward.reason
+
+
+def test_a_service_that_never_ends_its_answer_costs_the_deadline_and_not_more(service: Service) -> None:
+    started = time.monotonic()
+    (reward,) = remote(service, timeout_s=0.4, deadline_s=0.8).score_each(samples("drip"))
+    assert time.monotonic() - started < 4.0
+    assert reward.status == "timeout"
+    assert "the answer did not end in time" in reward.reason
 
 
 def test_nobody_there() -> None:

@@ -16,9 +16,10 @@ from verl_core.rollout import committer, group_run
 from verl_core.rollout.agent_core import AgentCore, WorkerHealth
 from verl_core.rollout.committer import StoreCommitter
 from verl_core.rollout.group_run import GroupRunner
+from verl_core.rollout.interface import LLMClient, SamplingParams
 from verl_core.rollout.outbox import Outbox
 from verl_core.rollout.trouble import Trouble
-from verl_core.trajectory import Prompt
+from verl_core.trajectory import Prompt, Trajectory
 from verl_core.transfer.group import GroupStatus, GroupTag
 from verl_core.transfer.interface import Finished
 from verl_core.transfer.memory import MemoryStore
@@ -319,3 +320,23 @@ def test_the_outbox_waits_and_gives_each_group_once() -> None:
         assert await outbox.take(0.01) == []
 
     asyncio.run(main())
+
+
+def test_the_greedy_session_is_greedy_whatever_its_agent_loop_asks_for() -> None:
+    class Own:
+        """A user's agent loop, which knows nothing of baselines."""
+
+        async def run(self, prompt: Prompt, session: int, client: LLMClient) -> list[Trajectory]:
+            await client.generate(f"{prompt.uid}_{session}", [5], SamplingParams(4, 0.7, 0.9, 7, seed=session))
+            return []
+
+    config, client = config_of(n=2), FakeClient()
+    config.algorithm.adv_estimator = "remax"
+    runner = GroupRunner(config, Own(), client, "a")
+    asyncio.run(runner.run(prompt_of(1, n=3)))
+    asked = {request: params for request, _, params in client.calls}
+    sampled = [SamplingParams(4, 0.7, 0.9, 7, seed=session) for session in range(3)]
+    assert list(asked.values()) == [*sampled[:2], SamplingParams(4, temperature=0.0, seed=2)]
+    client.calls.clear()
+    asyncio.run(runner.run(prompt_of(1, n=3, validation=True)))
+    assert [params for _, _, params in client.calls] == sampled

@@ -14,7 +14,7 @@ from tests.data.test_stream import rows_of
 from tests.transfer.build import trajectory_of
 from verl_core.data.stream import PromptStream
 from verl_core.trainer.feed import FeedPlan, FeedState, PromptFeed
-from verl_core.trajectory import Prompt
+from verl_core.trajectory import Prompt, Reward
 from verl_core.transfer.replay_buffer import Group, ReplayBuffer
 
 BATCH, STEPS = 4, 6
@@ -67,6 +67,19 @@ class Buffer:
         return list(ordinals)
 
 
+class Noted:
+    """A sampler's book that only remembers what it is told of."""
+
+    def __init__(self, ordinals: list[int]) -> None:
+        self.ordinals = ordinals
+
+    def begin(self, step: int) -> None:
+        """Nothing."""
+
+    def note(self, groups: Sequence[Group]) -> None:
+        self.ordinals += [group.prompt.ordinal for group in groups]
+
+
 @pytest.fixture(scope="module")
 def stream() -> PromptStream:
     return made_stream()
@@ -109,6 +122,19 @@ def test_a_step_without_anything_ahead_leaves_no_file(stream: PromptStream) -> N
     assert feed.state_after(2) == FeedState(8)
 
 
+def test_what_an_attempt_left_that_died_before_its_trajectories_were_kept_is_forgotten(stream: PromptStream) -> None:
+    files, buffer = Files(), Buffer()
+    files.states[1] = FeedState(next=5, replaced=1)  # there a group had failed, and another one was served
+    feed = feed_of(stream, files, 0)
+    run_step(feed, buffer, 1)
+    buffer.claim([0, 1, 2, 3])
+    feed.close_step(1, cast(ReplayBuffer, buffer))
+    assert feed.state_after(1) == FeedState(4)
+    later = Buffer()
+    run_step(feed_of(made_stream(), files, 0), later, 2)
+    assert later.submitted == [4, 5, 6, 7]
+
+
 def test_back_pressure_limits_what_is_served_ahead(stream: PromptStream) -> None:
     feed, buffer = feed_of(stream, Files(), 2), Buffer(room=6)
     run_step(feed, buffer, 1)
@@ -140,9 +166,13 @@ def test_a_new_process_serves_what_was_open_and_adopts_what_was_spooled(stream: 
     prompts = {prompt.ordinal: prompt for prompt in buffer.unclaimed()}
     buffer.claim([1, 3, 5, 7])
     feed.close_step(1, cast(ReplayBuffer, buffer))
-    spooled = [Group(prompts[ordinal], [trajectory_of(prompts[ordinal], 0)]) for ordinal in (2, 5)]  # 5 was trained on
+    rows = {ordinal: trajectory_of(prompts[ordinal], 0) for ordinal in (2, 5)}  # 5 was trained on
+    spooled = [Group(prompts[n], [row], rewards=(Reward(row.key, 1.0),)) for n, row in rows.items()]
     later, again = Buffer(), feed_of(made_stream(), files, 1)
+    noted: list[int] = []
+    again.sampling = Noted(noted)  # type: ignore[assignment]
     run_step(again, later, 2, spooled)
+    assert noted == [2]  # what 5 got is known from the step that trained on it
     assert later.adopted == [2]
     assert later.submitted == [0, 4, 6, 8, 9, 10, 11]  # the open ones, then step 2's share: 12 in all
     assert later.waiting[0].uid == prompts[0].uid

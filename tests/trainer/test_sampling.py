@@ -138,3 +138,4 @@ def test_scores_of_a_group_by_hand() -> None:
     rewards = [group.rewards[0], bad, named, group.rewards[3]]
     assert mean_scores(group.trajectories, rewards) == {4: 1.0}
     assert mean_scores(group.trajectories, [bad] * 4) == {}
+    assert mean_scores(group.trajectories, group.rewards, greedy_session=3) == {4: pytest.approx(1 / 3)}

@@ -216,7 +216,7 @@ def test_values_reach_the_estimator_and_the_batch_of_the_step() -> None:
     batch, metrics = files.saved
     assert batch.columns["values"][[0, 2, 3]].tolist() == [0.5, 0.25, 1.0]
     # Row 0: d = 0 + 0.25 - 0.5 and 1 - 0.25; A = -0.25 + 0.5 x 0.75 and 0.75. Row 1: 0 - 1. Returns are A + V.
-    assert batch.columns["returns"].tolist() == [0.625, 0.0, 1.0, 0.0]
+    assert batch.columns["returns"][[0, 2, 3]].tolist() == [0.625, 1.0, 0.0]
     raw = np.asarray([0.125, 0.75, -1.0])
     white = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
     assert batch.columns["advantages"][[0, 2, 3]].tolist() == pytest.approx(white.tolist(), rel=1e-5)
@@ -288,3 +288,13 @@ def test_overhead_is_what_is_neither_generating_nor_training() -> None:
         {"timing_s/step": 2.0, "timing_s/gen": 1.0, "timing_s/old_log_prob": 0.4, "timing_s/ref": 0.4},
     ]
     assert overhead_share(steps) == pytest.approx(0.4 / 4.0)
+
+
+def test_a_greedy_or_an_earlier_output_is_no_score_of_a_group() -> None:
+    bad = {"status": "raised", "reason": "boom"}
+    rows = [row("a", session, 1) for session in range(3)]
+    rewards = [Reward("a_0_0", 0.0, **bad), Reward("a_1_0", 0.0, **bad), Reward("a_2_0", 1.0)]  # type: ignore[arg-type]
+    assert unscored_groups(rows, rewards) == {}
+    assert unscored_groups(rows, rewards, greedy_session=2) == {"a": "boom"}
+    rewards = [Reward("a_0_0", 1.0), Reward("a_0_1", 0.0, **bad)]  # type: ignore[arg-type]
+    assert unscored_groups(outputs(0, 2), rewards) == {"a": "boom"}  # `assemble` trains on none of its rows

@@ -12,7 +12,7 @@ from tests.transfer.build import finished_of, prompt_of, trajectory_of
 from tests.transfer.world import World
 from verl_core.config.schema import BufferConfig
 from verl_core.errors import RewardError, RolloutError
-from verl_core.trajectory import Reward
+from verl_core.trajectory import Prompt, Reward
 from verl_core.transfer.constant_groups import constant_groups
 from verl_core.transfer.flight import Clock, Group
 from verl_core.transfer.refills import Cap
@@ -239,3 +239,22 @@ def test_when_nothing_at_all_passed_there_is_nothing_to_train_on() -> None:
     world.buffer.submit([prompt_of(0), prompt_of(1)])
     with pytest.raises(RolloutError, match=r"max_num_gen_batches=1 allows, and 0 of 2 .* Raise it, or give prompts"):
         world.buffer.sample(2, 1)
+
+
+def test_an_error_for_too_few_groups_says_that_samples_could_not_be_scored() -> None:
+    """Groups may look alike because the function fails on all others."""
+
+    class Failing(Filtered):
+        def with_rewards(self, group: Group) -> Group:
+            rewards = [Reward(row.key, 0.0) for row in group.trajectories]
+            rewards[0] = replace(rewards[0], status="raised", reason="boom")
+            return replace(group, rewards=tuple(rewards))
+
+        def _refill(self, count: int) -> list[Prompt]:
+            return [replace(prompt, n=3) for prompt in super()._refill(count)]
+
+    for cap in (Cap(2), Cap()):  # the cap, and four batches in a row
+        world = Failing(set(), cap)
+        world.buffer.submit([prompt_of(0, n=3), prompt_of(1, n=3)])
+        with pytest.raises(RolloutError, match=r"of \d+ samples of dropped groups could not be scored.*_0_0: boom"):
+            world.buffer.sample(2, 1)

@@ -4,6 +4,7 @@ samples."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from verl_core.errors import RewardError
 from verl_core.trajectory import Reward
@@ -16,11 +17,29 @@ _ADVICE = {  # whatever scored: the reasons name the key of a limit
 }
 
 
-def check_budget(rewards: Sequence[Reward], error_budget: float) -> None:
-    """Raise RewardError when more than `error_budget` (a share) of `rewards` is quarantined; it counts each kind and
-    shows one example of each."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Samples that count too, though their rewards are gone: those of groups that a filter dropped.
+
+    Attributes:
+        failed: those of them that could not be scored.
+        example: key and reason of one that failed; may be empty.
+    """
+
+    samples: int = 0
+    failed: int = 0
+    example: str = ""
+
+
+NOTHING = Beside()
+
+
+def check_budget(rewards: Sequence[Reward], error_budget: float, beside: Beside = NOTHING) -> None:
+    """Raise RewardError when more than `error_budget` (a share) of `rewards`, and of those `beside` them, is
+    quarantined; it counts each kind and shows one example of each."""
     failed = [reward for reward in rewards if reward.quarantined]
-    if len(failed) <= error_budget * len(rewards):
+    bad, total = len(failed) + beside.failed, len(rewards) + beside.samples
+    if bad <= error_budget * total:
         return
     kinds = {reward.status: reward for reward in reversed(failed)}
     lines = [
@@ -28,7 +47,10 @@ def check_budget(rewards: Sequence[Reward], error_budget: float) -> None:
         f" ({_ADVICE[status]})"
         for status, example in sorted(kinds.items())
     ]
+    if beside.failed:
+        example = f", for example {beside.example}" if beside.example else ""
+        lines.append(f"  {beside.failed} in groups that algorithm.filter_groups dropped{example}")
     raise RewardError(
-        f"{len(failed)} of {len(rewards)} samples could not be scored; reward.error_budget allows "
+        f"{bad} of {total} samples could not be scored; reward.error_budget allows "
         f"{error_budget:.0%}:\n" + "\n".join(lines)
     )

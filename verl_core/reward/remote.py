@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from verl_core.config.schema.reward import RemoteRewardConfig
@@ -90,7 +90,7 @@ class RemoteRewards:
         request = urllib.request.Request(self._config.url, body, {"Content-Type": "application/json"}, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=min(self._config.timeout_s, left)) as answer:
-                text = answer.read(_LARGEST + 1)
+                text = _body(answer, until)
         except urllib.error.HTTPError as error:
             with error:
                 again = error.code in _AGAIN or error.code >= 500
@@ -101,12 +101,28 @@ class RemoteRewards:
         except (OSError, HTTPException) as error:  # URLError is an OSError
             slow = isinstance(getattr(error, "reason", None), TimeoutError)
             raise _Failed(f"{type(error).__name__}: {error}", again=True, is_slow=slow) from None
+        if text is None:
+            raise _Failed("the answer did not end in time", again=True, is_slow=True)
         if len(text) > _LARGEST:
             raise _Failed(f"the answer is longer than {_LARGEST} bytes", again=False)
         try:
             return json.loads(text)
         except ValueError:
             raise _Failed(f"the answer is not JSON: {text[:80]!r}", again=False) from None
+
+
+def _body(answer: HTTPResponse, until: float) -> bytes | None:
+    """The answer, or one byte more than may be; None when it has not ended at `until`: a time-out of the socket only
+    bounds the silence between two pieces."""
+    text = b""
+    while len(text) <= _LARGEST:
+        if time.monotonic() >= until:
+            return None
+        piece = answer.read1(_LARGEST + 1 - len(text))
+        if not piece:
+            return text
+        text += piece
+    return text
 
 
 def _seconds(error: urllib.error.HTTPError) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from verl_core.config.schema import RunConfig
 from verl_core.errors import VerlError
-from verl_core.rollout.clients import resumable
+from verl_core.rollout.clients import GreedyClient, resumable
 from verl_core.rollout.interface import AgentLoop, LLMClient
 from verl_core.rollout.session_check import checked_session
 from verl_core.trajectory import Prompt, Trajectory
@@ -63,7 +63,7 @@ class GroupRunner:
         """All sessions of the group. FAILURE if any session failed; what the others gave is kept."""
         names = [f"{prompt.uid}_{session}" for session in range(prompt.n)]
         tasks = [
-            asyncio.create_task(self.agent.run(prompt, session, self.client), name=name)
+            asyncio.create_task(self.agent.run(prompt, session, self._client(prompt, session)), name=name)
             for session, name in enumerate(names)
         ]
         hung = await self._settle(tasks)
@@ -77,6 +77,11 @@ class GroupRunner:
                 trajectories.extend(outcome)
         status = GroupStatus.FAILURE if errors else GroupStatus.FINISHED
         return Finished(tag_of(prompt, status, self.owner, tuple(errors)), tuple(trajectories))
+
+    def _client(self, prompt: Prompt, session: int) -> LLMClient:
+        """A greedy baseline is greedy with an agent loop of the user's own too, which need not know of it."""
+        is_greedy = session == self.config.greedy_session and not prompt.validation
+        return GreedyClient(self.client) if is_greedy else self.client
 
     async def _settle(self, tasks: list[asyncio.Task[list[Trajectory]]]) -> set[asyncio.Task[list[Trajectory]]]:
         """Wait for all; returns those that did not end by themselves in time. They are cancelled, and left alone if

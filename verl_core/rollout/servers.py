@@ -238,6 +238,7 @@ class Servers:
         return call
 
     def _collect(self, call: _Call) -> dict[str, Any]:
+        """The answers. What has come is taken however late: `settle` may be called long after `begin_update`."""
         method, arguments, deadline, sent = call.method, call.arguments, call.deadline, call.sent
         answers: dict[str, Any] = {}
         while sent:
@@ -249,11 +250,13 @@ class Servers:
                 except ActorDiedError as error:
                     raise EngineDead(f"{name} is gone for good: {_first_line(error)}") from error
                 except (ActorUnavailableError, EngineDead):
+                    deadline.check()
                     time.sleep(min(_AGAIN_S, deadline.left))
                     sent[self._send(name, method, arguments)] = name
                 except RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, Exception) else error) from error
-            deadline.check()
+            if not done:
+                deadline.check()
         return answers
 
     def _send(self, name: str, method: str, arguments: tuple[Any, ...]) -> Any:

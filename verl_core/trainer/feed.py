@@ -135,7 +135,8 @@ class PromptFeed:
         """Before the rollout of `step`: nothing in the process that did the one before; else read where that stood.
 
         Args:
-            settled: groups that an earlier process kept, in the spool of this step.
+            settled: groups that an earlier process kept, in the spool of this step. What the step before trained on
+                may be among them: an attempt at it that died had left it over.
         """
         if self.sampling is not None:
             self.sampling.begin(step)
@@ -144,7 +145,9 @@ class PromptFeed:
         state = self.state_after(step - 1)
         self._step, self._next, self._replaced, self._owed = step - 1, state.next, state.replaced, state.owed
         self._again = list(state.open)
-        self._settled = {group.prompt.base_uid: group for group in settled()}
+        found = [(group, group.prompt.ordinal) for group in settled()]
+        found = [(group, at) for group, at in found if at >= state.next or at in state.open]
+        self._settled = {group.prompt.base_uid: group for group, _ in found}
         if self.sampling is not None:
             self.sampling.note([group for group in self._settled.values() if group.rewards])
 
@@ -189,7 +192,7 @@ class PromptFeed:
         if self.sampling is not None:
             self.sampling.close(step, opened)
         state = FeedState(self._next, opened, self._replaced, self._owed)
-        if state != self.plan.plain(step):
+        if state != self.plan.plain(step) or self._files.feed(step) is not None:  # an attempt that died left another
             self._files.save_feed(step, state)
 
     def _new(self, count: int, step: int) -> list[Prompt]:

@@ -16,6 +16,8 @@ from verl_core.trajectory import Bool, Reward, Trajectory
 from verl_core.transfer.constant_groups import KIND
 from verl_core.transfer.drops import DropSummary
 
+DROPPED_SAMPLES, DROPPED_UNSCORED = "filter_groups/dropped_samples", "filter_groups/dropped_unscored"
+
 
 def spread(name: str, values: NDArray[np.float32] | NDArray[np.int64]) -> dict[str, float]:
     """`{name}/mean`, `/max`, `/min`; nothing when there are no values."""
@@ -83,7 +85,8 @@ def usage_metrics(used: Sequence[ServerUsage]) -> dict[str, float]:
 
 def drop_metrics(drops: DropSummary, kept: int = 0, is_filtered: bool = False) -> dict[str, float]:
     """Groups dropped since the step before; who they were, when there are any. With a group filter also its share of
-    those it judged, which are the `kept` ones and its own."""
+    those it judged, which are the `kept` ones and its own; and how many samples were scored in vain, or not at all, for
+    the error budget."""
     told = drops.metrics() if drops.groups else {"buffer/dropped": 0.0}
     if not is_filtered:
         return told
@@ -91,6 +94,8 @@ def drop_metrics(drops: DropSummary, kept: int = 0, is_filtered: bool = False) -
     return told | {
         "filter_groups/rejected": float(rejected),
         "filter_groups/rejected_share": rejected / max(1, rejected + kept),
+        DROPPED_SAMPLES: float(drops.samples),
+        DROPPED_UNSCORED: float(drops.unscored),
     }
 
 

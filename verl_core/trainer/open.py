@@ -124,15 +124,15 @@ def lent_devices(
     return LentDevices(lending, actors.servers, actors.lent, actors.agents)
 
 
-def _sampling(stream: PromptStream, plan: FeedPlan, files: StepFiles) -> SamplingBook | None:
+def _sampling(config: RunConfig, stream: PromptStream, plan: FeedPlan, files: StepFiles) -> SamplingBook | None:
     """The book of the stream's sampler, which it asks for what other processes drew; None without a sampler."""
     if stream.sampled is None:
         return None
 
     def outcomes(step: int) -> dict[int, float]:
-        return mean_scores(files.trajectories(step), files.rewards(step))
+        return mean_scores(files.trajectories(step), files.rewards(step), config.greedy_session)
 
-    book = SamplingBook(stream.sampled, files, plan.start_step, plan.start_sampling, outcomes)
+    book = SamplingBook(stream.sampled, files, plan.start_step, plan.start_sampling, outcomes, config.greedy_session)
     stream.recover = book.recover
     return book
 
@@ -166,7 +166,7 @@ def _open(
     limits, dispatch = config.trainer.v1.buffer, actors.agents.dispatch
     asked = validation or stream
     plan = feed_plan(config, total, start.step, checkpoint, stream)
-    feed = PromptFeed(stream, plan, files, _sampling(stream, plan, files))
+    feed = PromptFeed(stream, plan, files, _sampling(config, stream, plan, files))
     filtered = config.algorithm.filter_groups
     buffer = ReplayBuffer(
         actors.stores[0],

@@ -29,6 +29,7 @@ class SamplingBook:
     start_step: step of the weights that the run starts from.
     start: `after` of that step, from the checkpoint the run starts from; None = nothing was drawn.
     outcomes: mean score of each ordinal that a step trained on, from its files.
+    greedy_session: `RunConfig.greedy_session`, which says nothing of how often a prompt is solved.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class SamplingBook:
         start_step: int,
         start: Mapping[str, Any] | None,
         outcomes: Callable[[int], Mapping[int, float]],
+        greedy_session: int | None = None,
     ) -> None:
-        self._order, self._files, self._outcomes = order, files, outcomes
+        self._order, self._files, self._outcomes, self._greedy = order, files, outcomes, greedy_session
         self._start_step = start_step
         self._start = start or {"rows": [], "state": order.state()}
         self._step, self._told, self._known = -1, False, 0
@@ -56,7 +58,7 @@ class SamplingBook:
     def note(self, groups: Sequence[Group]) -> None:
         """Groups that were scored while the step is sampled, whatever becomes of them."""
         for group in groups:
-            self._scores |= mean_scores(group.trajectories, group.rewards)
+            self._scores |= mean_scores(group.trajectories, group.rewards, self._greedy)
 
     def close(self, step: int, open_ordinals: Sequence[int]) -> None:
         """The step's groups are chosen. Call it before its trajectories are published."""
@@ -109,14 +111,16 @@ class SamplingBook:
         return rows, state
 
 
-def mean_scores(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[int, float]:
-    """Ordinal -> mean over the group's sessions of `acc` where the reward has that part, else of the score; of last
-    outputs that have one."""
+def mean_scores(
+    trajectories: Sequence[Trajectory], rewards: Sequence[Reward], greedy_session: int | None = None
+) -> dict[int, float]:
+    """Ordinal -> mean over the group's sampled sessions of `acc` where the reward has that part, else of the score; of
+    last outputs that have one."""
     by_key = {row.key: reward for row, reward in zip(trajectories, rewards, strict=True)}
     found: dict[int, list[float]] = {}
-    for row in last_outputs(trajectories).values():
+    for (_, session), row in last_outputs(trajectories).items():
         reward = by_key[row.key]
-        if not reward.quarantined:
+        if not reward.quarantined and session != greedy_session:
             acc = reward.components.get("acc")
             found.setdefault(row.ordinal, []).append(float(acc) if isinstance(acc, int | float) else reward.score)
     return {ordinal: sum(scores) / len(scores) for ordinal, scores in found.items()}

@@ -165,7 +165,8 @@ class Books:
         kind = kind_of(reason)
         self.counts.dropped[kind] = self.counts.dropped.get(kind, 0) + len(flights)
         for flight in flights:
-            self.drops.drop(reasons, flight.longest if flight.group is not None else None)
+            group = flight.group
+            self.drops.drop(reasons, flight.longest if group else None, group.rewards if group else ())
 
     def _measure(self, flights: Sequence[Flight]) -> None:
         for flight in flights:

@@ -22,8 +22,8 @@ SCORES = ("reward", "score", "seq_reward")  # verl's names of the whole score, w
 def constant_groups(metric: str) -> Filter:
     """The filter on `metric`: one of `SCORES`, or a part of the reward as the reward function names it.
 
-    A group with fewer than two scored sessions is kept, as in verl: there is nothing to compare, and what could not be
-    scored is counted by the error budget.
+    A group with fewer than two scored sessions is kept, as in verl: there is nothing to compare. What could not be
+    scored is counted by the error budget, whether its group is kept or not.
     """
 
     def rejected(groups: Sequence[Group]) -> Mapping[str, str]:

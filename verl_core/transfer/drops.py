@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from verl_core.trajectory import Reward
 from verl_core.transfer.accounting import kind_of
 
 _EXACT = 64  # shorter lengths have a bin each; above, a bin is 1/32 of its octave wide
@@ -27,12 +28,18 @@ class DropSummary:
         by_reason: kinds of reason (what stands before the colon); a group with two reasons counts under both.
         trained_by_length, dropped_by_length: groups that arrived and went to the trainer, or were dropped, by quarter
             of the response lengths, shortest first; fractional where a length lies on a border.
+        samples, unscored: of the dropped groups that were scored as they arrived: their samples, and those of them that
+            could not be scored.
+        example: key and reason of one of these.
     """
 
     groups: int = 0
     by_reason: dict[str, int] = field(default_factory=dict)
     trained_by_length: tuple[float, ...] = (0.0,) * QUARTERS
     dropped_by_length: tuple[float, ...] = (0.0,) * QUARTERS
+    samples: int = 0
+    unscored: int = 0
+    example: str = ""
 
     @property
     def share_by_length(self) -> tuple[float, ...]:
@@ -60,6 +67,7 @@ class Drops:
         self._by_reason: Counter[str] = Counter()
         self._trained: Counter[int] = Counter()
         self._dropped: Counter[int] = Counter()
+        self._samples, self._unscored, self._example = 0, 0, ""
 
     def arrive(self, length: int) -> None:
         """A group arrived."""
@@ -69,19 +77,35 @@ class Drops:
         """A group that arrived is trained on."""
         self._trained[_bin(length)] += 1
 
-    def drop(self, reasons: Sequence[str], length: int | None) -> None:
+    def drop(self, reasons: Sequence[str], length: int | None, rewards: Sequence[Reward] = ()) -> None:
         """A group is dropped for `reasons`; `length` None = it never arrived."""
+        failed = [reward for reward in rewards if reward.quarantined]
+        self._samples += len(rewards)
+        self._unscored += len(failed)
+        if failed and not self._example:
+            self._example = f"{failed[0].key}: {failed[0].reason}"
         self._groups += 1
         self._by_reason.update({kind_of(reason) for reason in reasons})
         if length is not None:
             self._dropped[_bin(length)] += 1
 
+    @property
+    def trouble(self) -> str:
+        """What could not be scored of the dropped groups, in words: it may be why they look alike. Empty when all
+        could."""
+        if not self._unscored:
+            return ""
+        return (
+            f"{self._unscored} of {self._samples} samples of dropped groups could not be scored, for example "
+            f"{self._example}"
+        )
+
     def summary(self) -> DropSummary:
         """What was counted since the last call."""
         shares = self._quarters()
-        summary = DropSummary(
-            self._groups, dict(self._by_reason), _spread(self._trained, shares), _spread(self._dropped, shares)
-        )
+        by_length = _spread(self._trained, shares), _spread(self._dropped, shares)
+        scored = self._samples, self._unscored, self._example
+        summary = DropSummary(self._groups, dict(self._by_reason), *by_length, *scored)
         self._forget()
         return summary
 

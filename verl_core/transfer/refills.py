@@ -100,8 +100,11 @@ class Refills:
         self._spent += again
         return self._refill(owed + again) if owed + again else ()
 
-    def refuse_a_small_batch(self, n_groups: int, found: int, step: int) -> None:
+    def refuse_a_small_batch(self, n_groups: int, found: int, step: int, trouble: str = "") -> None:
         """Nothing is open any more, and fewer groups than asked for are there.
+
+        Args:
+            trouble: of scoring the dropped groups.
 
         Raises:
             RolloutError: because the cap was reached, and that is to end the run, or there is nothing to train on.
@@ -115,7 +118,7 @@ class Refills:
             f"step {step}: {most} x {self._size(n_groups)} groups were generated, as many as "
             f"{_KEY}.max_num_gen_batches={most} allows, and {found} of {n_groups} are not constant. Raise it, {train}"
             "or give prompts that are neither always nor never solved; journal.jsonl has the values of the dropped "
-            "groups"
+            f"groups{trouble and '. '}{trouble}"
         )
 
     def _left(self, n_groups: int) -> int:

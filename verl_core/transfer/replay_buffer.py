@@ -261,4 +261,5 @@ class ReplayBuffer:
     def describe(self) -> str:
         """State dump for messages."""
         foreign = f"foreign tags met in the store: {self._store.quarantined_tags}"
-        return f"{self._books.describe()}\n  {self._waiting.describe()}; {foreign}"
+        trouble = self._books.drops.trouble
+        return f"{self._books.describe()}\n  {self._waiting.describe()}; {foreign}{trouble and '; '}{trouble}"

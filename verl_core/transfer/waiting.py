@@ -71,7 +71,8 @@ class Waiting:
             if self._short(n_groups, step):
                 self._give_up_if_hopeless(asleep)
         if len(self._books.arrived) < n_groups:
-            self._refills.refuse_a_small_batch(n_groups, len(self._books.arrived), step)
+            trouble = self._books.drops.trouble
+            self._refills.refuse_a_small_batch(n_groups, len(self._books.arrived), step, trouble)
 
     def _give_up_if_hopeless(self, asleep: bool) -> None:
         if asleep:

@@ -128,14 +128,15 @@ class Teachers:
 
         Raises:
             TeacherError: a sequence cannot be scored, or a teacher vanished twice.
-            DeadlineExceeded: no answer within distillation.call_timeout_s.
+            DeadlineExceeded: no answer within distillation.call_timeout_s. What has come is taken however late: the
+                trainer may have computed longer than that since it asked.
         """
         while asked.sent:
             done, _ = ray.wait(list(asked.sent), num_returns=1, timeout=min(_LOOK_S, asked.deadline.left))
             for reference in done:
                 self._take(asked, reference)
             check()
-            if asked.sent:
+            if asked.sent and not done:
                 asked.deadline.check()
         return asked.rows
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verl_core.reward.budget import check_budget
+from verl_core.reward.budget import Beside, check_budget
 from verl_core.reward.interface import Sample, SampleTokens
 from verl_core.reward.model_scorer import ModelScorer
 from verl_core.reward.overlong import with_overlong_penalty
-from verl_core.trainer.metrics import reward_metrics
+from verl_core.trainer.metrics import DROPPED_SAMPLES, DROPPED_UNSCORED, reward_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
-from verl_core.trajectory import Reward, Trajectory
+from verl_core.trajectory import Reward, Trajectory, last_outputs
 from verl_core.transfer.flight import Group
 
 
@@ -32,9 +32,15 @@ def reward(session: Session, step: int) -> StageOutput:
         rewards = shaped(session, session.scorer.score(samples_of(session, trajectories)), trajectories)
     else:
         rewards = _failures_again(session, trajectories, scored)
-        check_budget(rewards, session.config.reward.error_budget)
+        check_budget(rewards, session.config.reward.error_budget, _dropped(session, step))
     metrics = {**_metrics(session, trajectories, rewards), "timing_s/reward": time.perf_counter() - started}
     return session.files.save_rewards(step, rewards, metrics)
+
+
+def _dropped(session: Session, step: int) -> Beside:
+    """The samples of groups that the step's filter dropped."""
+    told = session.files.metrics(step, ("rollout",))
+    return Beside(int(told.get(DROPPED_SAMPLES, 0)), int(told.get(DROPPED_UNSCORED, 0)))
 
 
 def _metrics(session: Session, trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, float]:
@@ -90,10 +96,14 @@ def _tokens_of(session: Session, row: Trajectory, validation: bool) -> SampleTok
     return SampleTokens(row.prompt_ids, row.response_ids, session.messages_of(row.ordinal, validation))
 
 
-def unscored_groups(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, str]:
-    """Uid of each group that has no score at all, with the first reason."""
+def unscored_groups(
+    trajectories: Sequence[Trajectory], rewards: Sequence[Reward], greedy_session: int | None = None
+) -> dict[str, str]:
+    """Uid of each group of which nothing is trained on, with the first reason: none of its sampled sessions has a score
+    for its last output."""
     failed = {reward.key: reward.reason for reward in rewards if reward.quarantined}
     groups: dict[str, list[str]] = {}
-    for row in trajectories:
-        groups.setdefault(row.uid, []).append(row.key)
+    for (uid, session), row in last_outputs(trajectories).items():
+        if session != greedy_session:
+            groups.setdefault(uid, []).append(row.key)
     return {uid: failed[keys[0]] for uid, keys in groups.items() if all(key in failed for key in keys)}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from verl_core.errors import RolloutError
+from verl_core.reward.budget import Beside, check_budget
 from verl_core.trainer.metrics import drop_metrics, rollout_metrics, staleness_metrics, usage_metrics
 from verl_core.trainer.session import Session
 from verl_core.trainer.stage import StageOutput
@@ -26,6 +27,7 @@ def rollout(session: Session, step: int) -> StageOutput:
     Raises:
         DeadlineExceeded: nothing settled for trainer.v1.buffer.stall_timeout_s.
         RolloutError: every group of the step failed for good.
+        RewardError: samples of groups that a filter dropped could not be scored, more than reward.error_budget allows.
     """
     spool = session.files.spool(step)
     groups = session.buffer.sample(session.config.data.train_batch_size, step, on_arrival=spool.append)
@@ -37,17 +39,21 @@ def rollout(session: Session, step: int) -> StageOutput:
         )
     if session.on_policy:
         _refuse_other_versions(trajectories, step)
+    drops, is_filtered = session.buffer.drops(), session.config.algorithm.filter_groups.enable
+    # Whatever the reward stage makes of those that are kept. Nothing is saved yet: who takes over scores them anew.
+    beside = Beside(drops.samples + len(trajectories), drops.unscored, drops.example)
+    check_budget([], session.config.reward.error_budget, beside)
     metrics = {
         "timing_s/gen": seconds,
         "timing_s/wait_weights": session.waited,
         "training/groups": float(len(groups)),
         **rollout_metrics(trajectories, session.config.data.max_response_length, seconds),
         **staleness_metrics(trajectories, step - 1),
-        **drop_metrics(session.buffer.drops(), len(groups), session.config.algorithm.filter_groups.enable),
+        **drop_metrics(drops, len(groups), is_filtered),
         **(ahead_metrics(session) if session.ahead else {}),
     }
     _leave_the_rest(session, step)
-    if session.config.algorithm.filter_groups.enable:
+    if is_filtered:
         by_key = {reward.key: reward for group in groups for reward in group.rewards}
         session.files.save_scored(step, [by_key[row.key] for row in trajectories])
     output = session.files.save_trajectories(step, trajectories, metrics)

@@ -42,12 +42,12 @@ def close_step(session: Session, draft: UpdateDraft) -> StageOutput:
     metrics |= session.step_clock(
         step, metrics, sum(len(row.response_ids) + len(row.prompt_ids) for row in trajectories)
     )
-    unscored = unscored_groups(trajectories, rewards)
-    unscored |= without_baseline(trajectories, rewards, session.config.greedy_session)
+    greedy = session.config.greedy_session
+    unscored = unscored_groups(trajectories, rewards, greedy) | without_baseline(trajectories, rewards, greedy)
     trained = list(dict.fromkeys(row.uid for row in trajectories if row.uid not in unscored))
-    output = session.files.save_record(_record(session, draft, trajectories, rewards, trained, metrics), metrics)
-    for uid, reason in unscored.items():
+    for uid, reason in unscored.items():  # before the record: whoever finds that takes the other groups for trained
         session.journal.record("dropped", [uid], step=step, reason=f"reward: {reason}")
+    output = session.files.save_record(_record(session, draft, trajectories, rewards, trained, metrics), metrics)
     session.journal.record("trained", trained, step=step)
     session.sinks.log(step, metrics)
     return output
