@@ -104,8 +104,9 @@ class Drops:
         """What was counted since the last call."""
         shares = self._quarters()
         by_length = _spread(self._trained, shares), _spread(self._dropped, shares)
-        scored = self._samples, self._unscored, self._example
-        summary = DropSummary(self._groups, dict(self._by_reason), *by_length, *scored)
+        summary = DropSummary(
+            self._groups, dict(self._by_reason), *by_length, self._samples, self._unscored, self._example
+        )
         self._forget()
         return summary
 
