@@ -42,9 +42,9 @@ def test_old_log_probs_and_entropy(
     policy = LocalPolicy(config, 1, str(tmp_path))
     expected = plain(tiny_model, batch, temperature)
     scored = policy.old_log_probs(batch)
-    np.testing.assert_allclose(scored.log_probs, expected[0], atol=2e-5)
+    np.testing.assert_allclose(scored.log_probs, expected[0], atol=1e-4)
     assert scored.entropy is not None
-    np.testing.assert_allclose(scored.entropy, expected[1], atol=2e-5)
+    np.testing.assert_allclose(scored.entropy, expected[1], atol=1e-4)
     # The reference is the same model until the first update, and stays it afterwards.
     np.testing.assert_allclose(policy.ref_log_probs(batch).log_probs, scored.log_probs, atol=2e-6)
     policy.update(batch, 1)
