@@ -68,9 +68,9 @@ def test_the_model_is_asked_for_the_teachers_candidates(
     assert candidates is not None
     for number, (row, at) in enumerate(micro.cells.nonzero().tolist()):
         expected = full[micro.positions[number]]
-        assert float(log_probs[row, at]) == pytest.approx(float(expected[micro.targets[number]]), abs=1e-5)
+        assert float(log_probs[row, at]) == pytest.approx(float(expected[micro.targets[number]]), abs=1e-4)
         ids = micro.columns[TOPK_IDS][row, at].long()
-        torch.testing.assert_close(candidates[row, at], expected[ids], atol=1e-5, rtol=0)
+        torch.testing.assert_close(candidates[row, at], expected[ids], atol=1e-4, rtol=0)
     policy.shutdown()
 
 

@@ -62,8 +62,8 @@ def test_squared_probabilities_come_where_the_estimator_reads_them(
     config.algorithm.adv_estimator = "optimal_token_baseline"
     config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = budget
     scored = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)
-    np.testing.assert_allclose(scored.log_probs, plain_scores.log_probs, atol=2e-5)
-    np.testing.assert_allclose(scored.entropy, plain_scores.entropy, atol=2e-5)
+    np.testing.assert_allclose(scored.log_probs, plain_scores.log_probs, atol=1e-4)
+    np.testing.assert_allclose(scored.entropy, plain_scores.entropy, atol=1e-4)
     model, place = load_model(tiny_model), 0
     for row in range(len(batch)):
         part = batch.select([row])
@@ -81,7 +81,7 @@ def test_the_budget_does_not_change_the_numbers(make_config: MakeConfig, make_ba
     whole = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)
     config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 1  # every row alone
     alone = LocalPolicy(config, 1, str(tmp_path)).old_log_probs(batch)
-    np.testing.assert_allclose(whole.log_probs, alone.log_probs, atol=2e-5)
+    np.testing.assert_allclose(whole.log_probs, alone.log_probs, atol=1e-4)
 
 
 def test_without_a_reference_asking_for_it_is_an_error(
