@@ -86,6 +86,18 @@ def test_a_function_that_swallows_every_error_is_killed_too(process: RewardProce
     assert not alive(pid)
 
 
+def test_once_too_many_hung_the_rest_is_not_tried(process: RewardProcess) -> None:
+    start = time.monotonic()
+    orders = [*["hang"] * 22, "bb"]
+    rewards = unpacked_rewards(process.score_packed(packed_samples(samples(*orders)), 2))
+    assert time.monotonic() - start < 20 * LIMIT_S  # three of 22 were waited for
+    assert [reward.key for reward in rewards] == [f"k{i}" for i in range(len(orders))]
+    assert [reward.status for reward in rewards] == ["timeout"] * 23
+    assert rewards[-1].reason.startswith("not tried after 3 failures, the last of k2: no score within 1 s")
+    fewer = unpacked_rewards(process.score_packed(packed_samples(samples("hang", "a", "hang", "bb")), 2))
+    assert [reward.status for reward in fewer] == ["timeout", "ok", "timeout", "ok"]
+
+
 def test_a_slow_function_is_not_a_hanging_one() -> None:
     """Six samples of half the limit take three limits together; each is inside its own."""
     process = process_of(USER, "slow")

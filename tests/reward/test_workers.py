@@ -54,6 +54,16 @@ def test_over_budget_is_an_error_with_reasons(workers: RewardWorkers) -> None:
         workers.score(samples("raise", "nan", "raise", "a"))
 
 
+def test_a_function_that_always_hangs_does_not_cost_its_time_out_for_every_sample(ray_cluster: None) -> None:
+    config = RewardConfig(num_workers=1, timeout_s=0.3, error_budget=0.05, custom_reward_function=USER)
+    lazy = RewardWorkers.attach_or_launch(config, f"{NAMESPACE}-hangs", ["any"])
+    start = time.monotonic()
+    with pytest.raises(RewardError, match=r"(?s)60 of 60 samples.*timeout: 60, for example k0: no score within"):
+        lazy.score(samples(*["hang"] * 60))
+    assert time.monotonic() - start < 15  # four time-outs and starts of the process; sixty would take 18 s and more
+    lazy.shutdown()
+
+
 def test_another_driver_attaches_to_the_same_actors(workers: RewardWorkers) -> None:
     again = RewardWorkers.attach_or_launch(CONFIG, NAMESPACE, ["any"])
     assert [actor for actor, _ in again.pids()] == [actor for actor, _ in workers.pids()]

@@ -26,7 +26,7 @@ from verl_core.reward.interface import Sample
 from verl_core.reward.messages import FLUSH_S, Load
 from verl_core.reward.progress import Progress
 from verl_core.reward.scoring import quarantined
-from verl_core.reward.wire import Packed, packed_reward, packed_samples, unpacked_rewards
+from verl_core.reward.wire import Packed, failures, packed_reward, packed_samples, unpacked_rewards
 from verl_core.trajectory import Reward, RewardStatus
 
 START_BUDGET_S = 120.0  # interpreter and imports of the functions; not part of any sample's time
@@ -63,8 +63,14 @@ class RewardProcess:
         """One Reward per sample, in order. Raises as `load`."""
         return unpacked_rewards(self.score_packed(packed_samples(samples)))
 
-    def score_packed(self, samples: Sequence[Packed]) -> list[Packed]:
-        """Same, for a caller that only passes them on."""
+    def score_packed(self, samples: Sequence[Packed], most_failures: int | None = None) -> list[Packed]:
+        """Same, for a caller that only passes them on.
+
+        Args:
+            most_failures: with more of them the caller goes no further. Once a sample that hung or killed the process
+                is one too many, those after it are quarantined and not tried: a function that always hangs would cost
+                its time-out for each of them. None = all are tried.
+        """
         done: list[Packed | None] = [None] * len(samples)
         open_ = list(range(len(samples)))
         while open_:
@@ -75,6 +81,11 @@ class RewardProcess:
                 position, reward = culprit
                 done[open_[position]] = reward
             open_ = [number for number in open_ if done[number] is None]
+            if culprit is None or most_failures is None or (failed := failures(done)) <= most_failures:
+                continue
+            for number in open_:
+                done[number] = _untried(samples[number], culprit[1], failed)
+            break
         return [reward for reward in done if reward is not None]
 
     def stop(self) -> str:
@@ -151,6 +162,12 @@ class RewardProcess:
         if self._running is not None:
             self._running[1].kill()
         self.stop()
+
+
+def _untried(sample: Packed, last: Packed, failed: int) -> Packed:
+    (cause,) = unpacked_rewards([last])
+    reason = f"not tried after {failed} failures, the last of {cause.key}: {cause.reason}"
+    return packed_reward(quarantined(sample[0], cause.status, reason))
 
 
 def _start(config: RewardConfig, progress: Progress) -> tuple[Channel, subprocess.Popen[bytes]]:

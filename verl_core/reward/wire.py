@@ -17,6 +17,7 @@ Packed = tuple[Any, ...]  # the first field is the key
 
 _SAMPLE = attrgetter(*(item.name for item in fields(Sample)))
 _REWARD = attrgetter(*(item.name for item in fields(Reward)))
+_STATUS = [item.name for item in fields(Reward)].index("status")
 
 
 def packed_samples(samples: Iterable[Sample]) -> list[Packed]:
@@ -33,3 +34,8 @@ def packed_reward(reward: Reward) -> Packed:
 def unpacked_rewards(rewards: Iterable[Packed]) -> list[Reward]:
     """In order."""
     return [Reward(*values) for values in rewards]
+
+
+def failures(rewards: Iterable[Packed | None]) -> int:
+    """How many of those that are there are quarantined."""
+    return len([True for reward in rewards if reward is not None and reward[_STATUS] != "ok"])

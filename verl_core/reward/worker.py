@@ -27,9 +27,9 @@ class RewardWorker:
         """Import the functions of these data sources, so that the first step does not wait for it."""
         self._process.load(sources)
 
-    def score(self, samples: Sequence[Packed]) -> list[Packed]:
+    def score(self, samples: Sequence[Packed], most_failures: int | None = None) -> list[Packed]:
         """One reward per sample, in order, both packed; see RewardProcess."""
-        return self._process.score_packed(samples)
+        return self._process.score_packed(samples, most_failures)
 
     def pids(self) -> tuple[int, int]:
         """Process ids of the actor and of its reward process (0 when there is none)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from verl_core.errors import RewardError
 from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import START_BUDGET_S
-from verl_core.reward.wire import Packed, packed_samples, unpacked_rewards
+from verl_core.reward.wire import Packed, failures, packed_samples, unpacked_rewards
 from verl_core.reward.worker import RewardWorker, identity_of
 from verl_core.rollout import named_actor
 from verl_core.trajectory import Reward
@@ -67,14 +68,19 @@ class RewardWorkers:
 
         Raises:
             RewardError: more than `reward.error_budget` of the samples were quarantined, or the workers keep dying.
+                What was not tried when that was clear is not waited for.
             DeadlineExceeded: longer than if every sample of a worker's share hung.
         """
-        rewards = self.score_each(samples)
+        rewards = self._scored(samples, int(self._config.error_budget * len(samples)))
         check_budget(rewards, self._config.error_budget)
         return rewards
 
     def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
         """Like `score`, whatever the share of failures. Raises as `score`, apart from that."""
+        return self._scored(samples, None)
+
+    def _scored(self, samples: Sequence[Sample], most_failures: int | None) -> list[Reward]:
+        """Rewards in order; of the first samples only once more than `most_failures` failed."""
         chunks = self._chunks(samples)
         done: list[list[Packed]] = [[] for _ in chunks]
         waiting = list(enumerate(chunks))[::-1]
@@ -85,13 +91,15 @@ class RewardWorkers:
             while waiting and idle:
                 index, chunk = waiting.pop()
                 actor = idle.pop()
-                running[actor.score.remote(packed_samples(chunk))] = (index, actor)
+                running[actor.score.remote(packed_samples(chunk), most_failures)] = (index, actor)
             ready, _ = ray.wait(list(running), timeout=max(deadline.left, 0.001))
             if not ready:
                 raise deadline.expired()
             index, actor = running.pop(ready[0])
             done[index] = _get_one(ready[0], "a chunk of rewards", deadline.left + _CALL_BUDGET_S)
             idle.append(actor)
+            if waiting and most_failures is not None and failures(chain.from_iterable(done)) > most_failures:
+                waiting.clear()
         return unpacked_rewards(reward for chunk in done for reward in chunk)
 
     def pids(self) -> list[tuple[int, int]]:
