@@ -211,7 +211,7 @@ def test_publication_while_generating(bench: Bench, monkeypatch: pytest.MonkeyPa
         assert switch_s < took / 2
     print(f"busy {used.busy_share:.2f}, {used.tokens / used.clock_s:.0f} tokens/s, {used.aborted} cut")
     assert used.finished == len(found)
-    assert used.resumed == used.aborted >= 3
+    assert 3 <= used.resumed <= used.aborted  # one that was cut before its first token brings none along
     assert used.failed == used.tokens_discarded == 0
     assert used.busy_share > 0.8
     versions = {segment.weight_version for generation in found for segment in generation.segments}
