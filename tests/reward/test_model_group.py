@@ -108,7 +108,7 @@ def test_workers_that_share_are_told_to_sleep_when_a_process_takes_them_over(mon
         return {name: RewardModelFacts(9, 0, 1, True) for name in self._actors}
 
     monkeypatch.setattr(RewardModelGroup, "_all", every)
-    monkeypatch.setattr("verl_core.reward.model_group._attach_or_create", lambda *_: object())
+    monkeypatch.setattr("verl_core.rollout.named_actor.attach_or_start", lambda *_: object())
     for own in (False, True):
         settings = RewardModelConfig(model_path="scripted", enable_resource_pool=own)
         RewardModelGroup.attach_or_launch(settings, "any", 2, lambda _: {}, "cpu", 5.0)

@@ -10,10 +10,20 @@ import pytest
 from verl_core.config import RunConfig, resolve
 from verl_core.trainer.assets import data_files, model_folder, with_assets
 from verl_core.trainer.finish import Summary
-from verl_core.trainer.open import close_trainer
+from verl_core.trainer.open import close_trainer, open_trainer
 from verl_core.trainer.run import train
 
 MakeConfig = Callable[..., RunConfig]
+
+
+def stop_in_step_4(config: RunConfig) -> None:
+    """Steps 1 to 3, and the trajectories of step 4; then the run is closed."""
+    with open_trainer(config) as trainer:
+        trainer.begin()
+        for step in (1, 2, 3):
+            trainer.step(step)
+        trainer.rollout(4)
+    close_trainer(config)
 
 
 @pytest.fixture(scope="session")

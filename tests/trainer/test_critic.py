@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.trainer.conftest import MakeConfig
-from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer
+from tests.trainer.conftest import MakeConfig, stop_in_step_4
+from verl_core.trainer.open import leave_trainer, open_trainer
 from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trainer.run import train
 from verl_core.trainer.session import Session
@@ -90,11 +90,6 @@ def test_every_mode_and_a_resumed_run_train_the_same_policy_and_critic(make_conf
         summary = train(make_config(f"ppo_{mode}", *PPO, *ahead, bound))
         assert (summary.final_weights_sha256, summary.final_critic_sha256) == expected
     config = make_config("ppo_stopped", *PPO)
-    with open_trainer(config) as trainer:
-        trainer.begin()
-        for step in (1, 2, 3):
-            trainer.step(step)
-        trainer.rollout(4)
-    close_trainer(config)
+    stop_in_step_4(config)
     summary = train(config)
     assert (summary.final_weights_sha256, summary.final_critic_sha256) == expected

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import MakeConfig
+from tests.trainer.conftest import MakeConfig, stop_in_step_4
 from verl_core.record.rundir import RunDir
 from verl_core.record.step_record import read_metrics
 from verl_core.trainer.finish import Summary
-from verl_core.trainer.open import close_trainer, open_trainer
 from verl_core.trainer.run import train
 from verl_core.weights.adapter import read_adapter
 
@@ -39,12 +38,7 @@ def test_an_adapter_run_is_one_however_it_is_cut_and_sent(make_config: MakeConfi
     assert max(float(tensor.abs().max()) for name, tensor in read_adapter(checkpoint).items() if "lora_B" in name) > 0
 
     cut = make_config("cut", LEGACY, *LORA)
-    with open_trainer(cut) as trainer:  # stops behind the checkpoint of step 2, with step 3 stored
-        trainer.begin()
-        for step in (1, 2, 3):
-            trainer.step(step)
-        trainer.rollout(4)
-    close_trainer(cut)
+    stop_in_step_4(cut)  # behind the checkpoint of step 2, with step 3 stored
     again = train(cut)
     assert again.final_weights_sha256 == calm.final_weights_sha256
     assert numbers(again, "actor/kl_loss") == pytest.approx(distance, abs=1e-7)

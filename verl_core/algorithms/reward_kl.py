@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from verl_core.algorithms.counting import last_cells, row_counts
+
 
 def outcome_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """float32 [B, T]: `scores` [B] on the last trainable token of each row, 0 elsewhere.
@@ -15,10 +17,9 @@ def outcome_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         scores: float32 [B].
         mask: bool [B, T].
     """
-    width = mask.shape[1]
-    position = torch.arange(width, device=mask.device)
-    last = torch.where(mask, position, -1).max(dim=1).values
-    return torch.where(position[None, :] == last[:, None], scores[:, None].float(), 0.0)
+    last = last_cells(mask)[:, None]
+    there = torch.where(mask.gather(1, last), scores[:, None].float(), 0.0)  # 0 in a row without any
+    return torch.zeros(mask.shape, device=mask.device).scatter_(1, last, there)
 
 
 def penalised_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
@@ -37,7 +38,7 @@ def mean_kl(kl: torch.Tensor, mask: torch.Tensor) -> float:
     """Nats per token: the mean over live rows of the row's mean. What a `KLController` is told; 0.0 without live
     rows.
     """
-    tokens = mask.sum(dim=1)
+    tokens = row_counts(mask)
     live = tokens > 0
     row_means = torch.where(mask, kl, 0.0).sum(dim=1, dtype=torch.float64) / tokens.clamp(min=1)
     return float(row_means.sum() / live.sum().clamp(min=1))

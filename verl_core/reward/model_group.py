@@ -103,8 +103,9 @@ class RewardModelGroup:
         arguments = (settings, device, shared, count, identity)
         for index in range(count):
             name = f"reward-model-{index}"
-            group._actors[name] = _attach_or_create(
-                name, namespace, identity, actor_options(index), arguments, deadline
+            options = {"num_cpus": 0, **actor_options(index), "max_restarts": -1, "max_task_retries": 0}
+            group._actors[name] = named_actor.attach_or_start(
+                RewardModelWorker, name, namespace, identity, options, deadline, *arguments
             )
         try:
             answers = group._all("facts", max(deadline.left, 1.0))
@@ -258,17 +259,6 @@ class RewardModelGroup:
     def _state(self) -> str:
         names = ", ".join(f"{name}{' (starting again)' if name in self._broken else ''}" for name in self._actors)
         return f"workers {names or 'none'} of {self._settings.model_path}"
-
-
-def _attach_or_create(
-    name: str, namespace: str, identity: str, options: dict[str, Any], arguments: tuple[Any, ...], deadline: Deadline
-) -> Any:
-    actor = named_actor.attach(name, namespace, identity)
-    if actor is not None:
-        return actor
-    named_actor.remove(name, namespace, deadline)
-    own = {"max_restarts": -1, "max_task_retries": 0}
-    return named_actor.start(RewardModelWorker, name, namespace, {"num_cpus": 0, **options, **own}, *arguments)
 
 
 def _identity(settings: RewardModelConfig, device: str, count: int) -> str:

@@ -137,12 +137,9 @@ class RewardWorkers:
 
 
 def _attach_or_create(name: str, namespace: str, config: RewardConfig, options: dict[str, Any]) -> Any:
-    actor = named_actor.attach(name, namespace, identity_of(config))
-    if actor is not None:
-        return actor
-    named_actor.remove(name, namespace, Deadline(f"the name {name} to be free", _CALL_BUDGET_S))
-    restarts = {"max_restarts": _RESTARTS, "max_task_retries": _REPEATS}
-    return named_actor.start(RewardWorker, name, namespace, {**restarts, **options}, config)
+    whole = {"max_restarts": _RESTARTS, "max_task_retries": _REPEATS, **options}
+    deadline = Deadline(f"the name {name} to be free", _CALL_BUDGET_S)
+    return named_actor.attach_or_start(RewardWorker, name, namespace, identity_of(config), whole, deadline, config)
 
 
 def _get(calls: list[Any], name: str, seconds: float) -> list[Any]:

@@ -74,12 +74,11 @@ def train_reward_model(
     """
     if not config.reward_training.enable:
         raise ConfigError("reward_training.enable is false: set it to true to train a reward model")
-    folder, recipe = Path(out_dir), recipe_of(config)
+    (tokenizer, encode), records = form_of(config), _records(config)
+    folder, recipe = Path(out_dir), _recipe(config, tokenizer, records)
     if (known := made_before(folder, _ACCOUNT, recipe)) is not None:
         return RewardModelResult(**known)
-    started, records = time.monotonic(), _records(config)
-    base = base_of(config)
-    tokenizer, encode = form_of(config)
+    started, base = time.monotonic(), base_of(config)
     pairs = Pairs(*(preferences_of(split, encode) for split in records))
     progress = folder.with_name(f".{folder.name}.progress")
     training = Training.begin(config, base, tokenizer, pairs, progress, stable_hash(recipe))
@@ -103,11 +102,16 @@ def train_reward_model(
 def recipe_of(config: RunConfig) -> dict[str, Any]:
     """Everything the weights depend on, as JSON for cache keys: settings, the pairs' content, the model they start
     from, torch's version."""
+    tokenizer, _ = form_of(config)
+    return _recipe(config, tokenizer, _records(config))
+
+
+def _recipe(config: RunConfig, tokenizer: ChatTokenizer, records: Sequence[list[Placed]]) -> dict[str, Any]:
     settings = asdict(config.reward_training)
     for key in ("enable", "model_path", "train_files", "val_files", "save_freq"):
         del settings[key]
-    tools, (tokenizer, _) = asdict(config.actor_rollout_ref.rollout.multi_turn), form_of(config)
-    rows = [[dict(record) for _, record in split] for split in _records(config)]
+    tools = asdict(config.actor_rollout_ref.rollout.multi_turn)
+    rows = [[dict(record) for _, record in split] for split in records]
     return {
         **settings,
         "pairs_sha256": stable_hash(rows),

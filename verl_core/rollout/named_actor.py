@@ -65,6 +65,24 @@ def _names(namespace: str) -> list[str]:
     return [entry["name"] for entry in listed if entry["namespace"] == namespace]
 
 
+def attach_or_start(
+    cls: type,
+    name: str,
+    namespace: str,
+    identity: str,
+    options: Mapping[str, Any],
+    deadline: Deadline,
+    *args: object,
+) -> Any:
+    """The actor that `attach` finds, else a new one in place of whatever has the name. Raises DeadlineExceeded: it was
+    not free in time."""
+    found = attach(name, namespace, identity)
+    if found is not None:
+        return found
+    remove(name, namespace, deadline)
+    return start(cls, name, namespace, options, *args)
+
+
 def start(
     cls: type, name: str, namespace: str, options: Mapping[str, Any], *args: object, detached: bool = True
 ) -> Any:

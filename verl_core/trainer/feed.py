@@ -145,9 +145,8 @@ class PromptFeed:
         state = self.state_after(step - 1)
         self._step, self._next, self._replaced, self._owed = step - 1, state.next, state.replaced, state.owed
         self._again = list(state.open)
-        found = [(group, group.prompt.ordinal) for group in settled()]
-        found = [(group, at) for group, at in found if at >= state.next or at in state.open]
-        self._settled = {group.prompt.base_uid: group for group, _ in found}
+        found = [group for group in settled() if (at := group.prompt.ordinal) >= state.next or at in state.open]
+        self._settled = {group.prompt.base_uid: group for group in found}
         if self.sampling is not None:
             self.sampling.note([group for group in self._settled.values() if group.rewards])
 

@@ -14,6 +14,7 @@ import torch
 
 from verl_core.algorithms.advantages.groups import top_two
 from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
+from verl_core.algorithms.advantages.returns import from_here
 from verl_core.algorithms.advantages.sessions import Sessions
 
 EPSILON = 1e-8
@@ -101,7 +102,7 @@ class _Timeline:
 
 
 def _estimate(inputs: AdvantageInputs, time: _Timeline) -> Advantages:
-    to_come = time.spread(inputs.rewards).flip(1).cumsum_(1).flip(1)
+    to_come = from_here(time.spread(inputs.rewards))
     returns = time.gather(to_come)
     baseline = time.gather(_baseline(to_come, time.spread(_energy(inputs)).cumsum(1), time))
     mask = time.sessions.trained(inputs.mask)

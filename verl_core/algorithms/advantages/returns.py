@@ -20,12 +20,17 @@ def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: 
     """
     if decay == 1.0 and sessions.depth == 1 and (outcome := _at_the_end(values, own)) is not None:
         return outcome[:, None].expand_as(values)
-    sums = values.flip(1).cumsum_(1).flip(1) if decay == 1.0 else _recurrence(values, own, decay)
+    sums = from_here(values) if decay == 1.0 else _recurrence(values, own, decay)
     if sessions.depth == 1:
         return sums
     left = own.float().flip(1).cumsum(1).flip(1)  # own tokens from here on
     start = sessions.chained(sums[:, 0], torch.pow(decay, left[:, 0]))
     return sums + torch.pow(decay, left) * sessions.following(start)[:, None]
+
+
+def from_here(values: torch.Tensor) -> torch.Tensor:
+    """float32 [N, T]: the sum of each cell and all after it in its row."""
+    return values.flip(1).cumsum_(1).flip(1)
 
 
 def _at_the_end(values: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:

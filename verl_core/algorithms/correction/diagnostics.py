@@ -8,6 +8,7 @@ import torch
 
 from verl_core.algorithms.correction.correct import Corrected
 from verl_core.algorithms.correction.weights import raw_weights
+from verl_core.algorithms.counting import row_counts
 
 PREFIX = "rollout_corr"
 
@@ -27,7 +28,7 @@ def mismatch(old: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor) -> di
         return {}
     log_ratio = torch.where(mask, old - rollout, 0.0).double()
     live = mask.any(dim=1)
-    lengths = mask.sum(dim=1)[live]
+    lengths = row_counts(mask)[live]
 
     def row_means(values: torch.Tensor) -> torch.Tensor:
         return torch.where(mask, values, 0.0).double().sum(dim=1)[live] / lengths

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from verl_core.algorithms.counting import row_counts
 from verl_core.config.thresholds import Rejection
 
 LOG_LIMIT = 20.0
@@ -36,7 +37,7 @@ def statistic(log_ratio: torch.Tensor, mask: torch.Tensor, rule: Rejection) -> t
     if rule.level == "seq_max":
         return kept.max(dim=1, keepdim=True).values  # k2 and k3 are never negative
     total = kept.sum(dim=1, keepdim=True)
-    return total if rule.level == "seq_sum" else total / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return total if rule.level == "seq_sum" else total / row_counts(mask).clamp(min=1)[:, None]
 
 
 def kept_by(log_ratio: torch.Tensor, mask: torch.Tensor, rule: Rejection) -> torch.Tensor:

@@ -24,7 +24,7 @@ def gspo(inputs: PolicyLossInputs) -> TokenLoss:
     single old policy: use recomputed old log-probs (not bypass mode).
     """
     advantages, log_probs = inputs.gain, inputs.current
-    row = inputs.row_means(inputs.log_probs.detach() - inputs.old_log_probs)
+    row = inputs.row_means(inputs.log_ratio.detach())
     ratio = (row + log_probs - log_probs.detach()).clamp(max=LOG_LIMIT).exp()
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)

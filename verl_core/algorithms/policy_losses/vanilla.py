@@ -24,10 +24,9 @@ def vanilla(inputs: PolicyLossInputs) -> TokenLoss:
     with torch.no_grad():
         # The same as bounds of r, which depend on the sign of A alone: 1 + high above, or 1 - low below and c above.
         lowest = torch.where(gain < 0, 1 - inputs.clip_low, 0.0)
-        highest = torch.where(gain > 0, 1 + inputs.clip_high, inputs.clip_c)
-    held = ratio.clamp(lowest, highest)
-    with torch.no_grad():
-        above = (held < ratio) & (gain != 0)
         upward = gain > 0
+        highest = torch.where(upward, 1 + inputs.clip_high, inputs.clip_c)
+    held = ratio.clamp(lowest, highest)
+    above = (held < ratio) & (gain != 0)
     clipped = (above & upward) | (held > ratio)
     return policy_loss(inputs, -gain * held, pg_clipfrac=clipped, pg_clipfrac_lower=above & ~upward)
