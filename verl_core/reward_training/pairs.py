@@ -17,7 +17,7 @@ from verl_core.data.row import DatasetRow
 from verl_core.errors import DataError
 
 _LONGEST_NOISE = 3  # characters beyond the longest answer
-_NEAR = 2
+_NEAR = 3
 
 
 def pairs_of(rows: Sequence[DatasetRow], count: int, seed: Sequence[int], longest: int) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ class _Wrong:
     ) -> None:
         self.random, self._truths, self._alphabet, self._longest = random, truths, alphabet, longest
         self._kinds = (self._other, self._near, self._any, self._slip, self._nothing_or_noise, self._endless)
-        self._shares = (0.35, 0.2, 0.2, 0.1, 0.07, 0.08)  # noise is told apart soon, and then teaches nothing
+        self._shares = (0.4, 0.4, 0.06, 0.05, 0.05, 0.04)  # noise is told apart soon, and then teaches nothing
 
     def pair(self, row: DatasetRow) -> dict[str, Any]:
         """One record."""
