@@ -30,7 +30,7 @@ from verl_core.algorithms.value_loss import value_loss
 from verl_core.config.schema import RolloutCorrectionConfig
 
 ROWS, WIDTH, SIBLINGS = 4096, 1024, 8
-TURNS = 5
+TURNS = 15
 OF_GROUPS = ("grpo", "grpo_passk", "gdpo", "reinforce_plus_plus_baseline", "rloo", "opo")
 OTHERS = ("gae", "reinforce_plus_plus", "remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline")
 LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dppo_tv", "dppo_kl", "dro", "cispo")
@@ -89,6 +89,7 @@ class Cells:
 
 def our_advantages(name: str, cells: Cells) -> Run:
     """The registered estimator, uids numbered first."""
+    parts = cells.rewards.sum(dim=1)[:, None] * torch.tensor([1.0, 0.5]) if name == "gdpo" else None
 
     def run() -> torch.Tensor:
         _, numbers = np.unique(cells.uids.astype(str), return_inverse=True)
@@ -99,7 +100,7 @@ def our_advantages(name: str, cells: Cells) -> Run:
             values=cells.values if name == "gae" else None,
             lam=0.95,
             greedy_rewards=cells.greedy,
-            reward_parts=cells.rewards.sum(dim=1)[:, None] * torch.tensor([1.0, 0.5]),
+            reward_parts=parts,
             old_log_probs=cells.old,
             sum_pi_squared=cells.squared,
         )

@@ -26,6 +26,6 @@ def gae(inputs: AdvantageInputs) -> Advantages:
     sessions, own = Sessions.of(inputs), inputs.own
     values = torch.where(own, inputs.needed("values"), 0.0)
     surprise = inputs.rewards + inputs.gamma * next_values(values, own, sessions) - values
-    raw = discounted(torch.where(own, surprise, 0.0), own, inputs.gamma * inputs.lam, sessions)
+    raw = discounted(surprise, own, inputs.gamma * inputs.lam, sessions)
     mask = sessions.trained(inputs.mask)
     return Advantages(whitened(raw, mask), returns=torch.where(mask, raw + values, 0.0))

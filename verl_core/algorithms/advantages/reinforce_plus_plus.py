@@ -19,5 +19,5 @@ def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
     Differences: verl refuses a batch with a single trainable token; here its return stays as it is.
     """
     sessions = Sessions.of(inputs)
-    returns = discounted(inputs.rewards, inputs.own, inputs.gamma, sessions)
+    returns = discounted(inputs.token_rewards, inputs.own, inputs.gamma, sessions)
     return Advantages(whitened(returns, sessions.trained(inputs.mask)), returns=returns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl_core.algorithms.advantages.interface import ADVANTAGES, AdvantageInputs, Advantages
-from verl_core.algorithms.advantages.returns import discounted
+from verl_core.algorithms.advantages.returns import discounted, less_rows
 from verl_core.algorithms.advantages.sessions import Sessions
 
 
@@ -21,7 +21,6 @@ def remax(inputs: AdvantageInputs) -> Advantages:
     Differences: verl's V1 trainer cannot run it, as it has no greedy pass.
     """
     sessions = Sessions.of(inputs)
-    returns = discounted(inputs.rewards, inputs.own, 1.0, sessions)
-    advantages = returns - inputs.needed("greedy_rewards")[:, None]
-    mask = sessions.trained(inputs.mask)
-    return Advantages(torch.where(mask, advantages, advantages.new_zeros(()), out=advantages), returns=returns)
+    returns = discounted(inputs.token_rewards, inputs.own, 1.0, sessions)
+    advantages = less_rows(returns, inputs.needed("greedy_rewards"))
+    return Advantages(torch.where(sessions.trained(inputs.mask), advantages, 0.0), returns=returns)

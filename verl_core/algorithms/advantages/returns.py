@@ -14,12 +14,13 @@ def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: 
     """float32 [B, T]: S_t = x_t + decay S_(next own token), through all outputs of the session.
 
     Args:
-        values: float32 [B, T], 0 where `own` is False.
+        values: float32 [B, T]; where `own` is False they are not read.
         own: bool [B, T].
         decay: in [0, 1].
     """
     if decay == 1.0 and sessions.depth == 1 and (outcome := _at_the_end(values, own)) is not None:
         return outcome[:, None].expand_as(values)
+    values = torch.where(own, values, 0.0)
     sums = from_here(values) if decay == 1.0 else _recurrence(values, own, decay)
     if sessions.depth == 1:
         return sums
@@ -33,13 +34,21 @@ def from_here(values: torch.Tensor) -> torch.Tensor:
     return values.flip(1).cumsum_(1).flip(1)
 
 
+def less_rows(sums: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """float32 [B, T]: `sums` less one number for each row, float32 [B]. One sum for a whole row stays one."""
+    if sums.stride(1) == 0:
+        return (sums[:, 0] - rows)[:, None].expand_as(sums)
+    return sums - rows[:, None]
+
+
 def _at_the_end(values: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
-    """float32 [B]: the value at each row's last own cell, if no other cell has one: the usual case, a score of a whole
-    response, needs no sums. None otherwise.
+    """float32 [B]: the value at each row's last own cell, if no cell of the batch has another: the usual case, a score
+    of a whole response, needs no sums. None otherwise.
     """
     if not values.shape[1]:
         return None
-    last = values.gather(1, last_cells(own)[:, None])[:, 0]
+    place = last_cells(own)[:, None]
+    last = torch.where(own.gather(1, place), values.gather(1, place), 0.0)[:, 0]
     everywhere, there = (int(count(cells.view(torch.int32))) for cells in (values, last))  # faster than floats
     return last if everywhere == there else None
 

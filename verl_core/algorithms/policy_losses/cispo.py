@@ -20,5 +20,5 @@ def cispo(inputs: PolicyLossInputs) -> TokenLoss:
     """
     ratio = inputs.ratio.detach()
     weight = ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
-    loss = -weight * inputs.gain * inputs.log_probs
+    loss = weight * inputs.cost * inputs.log_probs
     return policy_loss(inputs, loss, pg_clipfrac=weight != ratio)

@@ -39,8 +39,7 @@ class MarkInputs:
     @property
     def covariance(self) -> torch.Tensor:
         """float64 [N]: (log pi - mean) (A - mean) of each token."""
-        log_probs, advantages = self.log_probs.double(), self.advantages.double()
-        return (log_probs - log_probs.mean()) * (advantages - advantages.mean())
+        return _centred(self.log_probs).mul_(_centred(self.advantages))
 
     @property
     def count(self) -> int:
@@ -57,20 +56,27 @@ MARKINGS: Registry[Marking] = Registry("token marking", "actor_rollout_ref.actor
 def mark_some(inputs: MarkInputs) -> torch.Tensor:
     """bool [N]: at most `count` tokens, drawn evenly from those with low < covariance < high."""
     covariance = inputs.covariance
-    candidate = (covariance > inputs.low) & (covariance < inputs.high)
-    lot = torch.rand(len(covariance), generator=torch.Generator().manual_seed(inputs.seed), dtype=torch.float64)
-    return _largest(torch.where(candidate, lot, -1.0), inputs.count) & candidate
+    candidates = ((covariance > inputs.low) & (covariance < inputs.high)).nonzero()[:, 0]
+    lots = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(inputs.seed))
+    return _marked(candidates[lots[: inputs.count]], len(covariance))
 
 
 @MARKINGS.register("kl_cov")
 def mark_top(inputs: MarkInputs) -> torch.Tensor:
     """bool [N]: the `count` tokens of largest covariance."""
-    return _largest(inputs.covariance, inputs.count)
+    covariance = inputs.covariance
+    return _marked(covariance.topk(min(inputs.count, len(covariance))).indices, len(covariance))
 
 
-def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    marked = torch.zeros(len(values), dtype=torch.bool)
-    marked[values.topk(min(count, len(values))).indices] = True
+def _centred(values: torch.Tensor) -> torch.Tensor:
+    """float64 [N], less their mean."""
+    exact = values.double()
+    return exact - exact.mean()
+
+
+def _marked(places: torch.Tensor, size: int) -> torch.Tensor:
+    marked = torch.zeros(size, dtype=torch.bool)
+    marked[places] = True
     return marked
 
 
@@ -88,9 +94,9 @@ def clip_cov(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: verl takes current log-probs and the means of a micro-batch, so that its choice depends on the split.
     TRL does not have it.
     """
-    advantages, ratio, marks = inputs.gain, inputs.ratio, inputs.marks()
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
+    cost, ratio, marks = inputs.cost, inputs.ratio, inputs.marks()
+    free = cost * ratio
+    clipped = cost * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
     loss = torch.where(marks, 0.0, torch.maximum(free, clipped))
     return policy_loss(inputs, loss, pg_clipfrac=clipped > free, pg_markfrac=marks)
 
@@ -108,6 +114,6 @@ def kl_cov(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: as `clip_cov`.
     """
     log_ratio, marks = inputs.log_ratio, inputs.marks()
-    loss = -inputs.gain * inputs.ratio
+    loss = inputs.cost * inputs.ratio
     held = loss + inputs.kl_coef * log_ratio.abs()
     return policy_loss(inputs, torch.where(marks, held, loss), pg_markfrac=marks)

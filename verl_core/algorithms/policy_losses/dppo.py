@@ -27,7 +27,7 @@ def dppo_tv(inputs: PolicyLossInputs) -> TokenLoss:
     """
     with torch.no_grad():
         moved = inputs.current.exp() - inputs.old.exp()
-        keep = torch.where(inputs.gain > 0, moved <= inputs.clip_high, moved >= -inputs.clip_low)
+        keep = torch.where(inputs.cost < 0, moved <= inputs.clip_high, moved >= -inputs.clip_low)
     return _kept(inputs, keep)
 
 
@@ -46,11 +46,11 @@ def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
         divergence = (1 - old_rest) * (log_old - log_p) + old_rest * (old_rest.log() - rest.log())
         upward = (divergence <= inputs.clip_high) | (log_p <= log_old)
         downward = (divergence <= inputs.clip_low) | (log_p >= log_old)
-        keep = torch.where(inputs.gain > 0, upward, downward)
+        keep = torch.where(inputs.cost < 0, upward, downward)
     return _kept(inputs, keep)
 
 
 def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> TokenLoss:
     weight = inputs.ratio.detach().clamp(max=inputs.clip_c)
-    loss = -inputs.gain * weight * inputs.log_probs
+    loss = inputs.cost * weight * inputs.log_probs
     return policy_loss(inputs, torch.where(keep, loss, 0.0), pg_clipfrac=~keep)

@@ -27,4 +27,4 @@ def dro(inputs: PolicyLossInputs) -> TokenLoss:
             f"actor_rollout_ref.actor.policy_loss.dro_beta: must be greater than 0, got {inputs.dro_beta}"
         )
     pull = inputs.dro_beta / 2 * inputs.log_ratio.square()
-    return policy_loss(inputs, torch.addcmul(pull, inputs.gain, inputs.log_probs, value=-1))
+    return policy_loss(inputs, torch.addcmul(pull, inputs.cost, inputs.log_probs))

@@ -17,4 +17,4 @@ def gpg(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: none from verl; TRL does not have it.
     """
-    return TokenLoss(per_token=-inputs.gain * inputs.log_probs, sums={})
+    return TokenLoss(per_token=inputs.cost * inputs.log_probs, sums={})

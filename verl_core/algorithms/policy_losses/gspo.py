@@ -23,9 +23,13 @@ def gspo(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: TRL calls it `importance_sampling_level="sequence"`. A response that mixes weight versions has no
     single old policy: use recomputed old log-probs (not bypass mode).
     """
-    advantages, log_probs = inputs.gain, inputs.current
-    row = inputs.row_means(inputs.log_ratio.detach())
-    ratio = (row + log_probs - log_probs.detach()).clamp(max=LOG_LIMIT).exp()
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
-    return policy_loss(inputs, torch.maximum(free, clipped), pg_clipfrac=clipped > free)
+    current, cost = inputs.current, inputs.cost
+    with torch.no_grad():
+        row = inputs.row_means(inputs.log_ratio)
+        ratio = row.clamp(max=LOG_LIMIT).exp()
+        free = cost * ratio
+        clipped = cost * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
+        beyond = clipped > free
+        slope = torch.where(beyond | (row > LOG_LIMIT), 0.0, free)  # of s_t = s, pi / pi = 1
+        value = torch.maximum(free, clipped)
+    return policy_loss(inputs, value + slope * (current - current.detach()), pg_clipfrac=beyond)

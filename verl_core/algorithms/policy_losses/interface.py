@@ -1,6 +1,6 @@
 """What a policy loss gets and gives. Invariant: losses stay per token and metrics stay sums, so any split adds up
 exactly; no gradient leaves a cell outside the mask, whatever lies there: formulas read `current`, `old`, `gain`,
-`log_ratio` and `ratio`, which are harmless there.
+`cost`, `log_ratio` and `ratio`, which are harmless there.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ class PolicyLossInputs:
     def gain(self) -> torch.Tensor:
         """float32 [B, T]: advantages, 0 where the mask is False."""
         return torch.where(self.mask, self.advantages, 0.0)
+
+    @cached_property
+    def cost(self) -> torch.Tensor:
+        """float32 [B, T]: -`gain`, which most losses multiply with."""
+        return torch.where(self.mask, self.advantages, 0.0).neg_()
 
     def row_means(self, values: torch.Tensor) -> torch.Tensor:
         """float32 [B, 1]: mean of `values` over the row's trainable tokens, 0 in a row without any."""

@@ -21,7 +21,7 @@ def sapo(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl always aggregates it by seq-mean-token-mean; here `loss_agg_mode` is obeyed.
     """
-    upward = inputs.gain > 0
+    upward = inputs.cost < 0
     tau = torch.where(upward, inputs.tau_pos, inputs.tau_neg)
-    height = torch.where(upward, -4 / inputs.tau_pos, -4 / inputs.tau_neg).mul_(inputs.gain)
+    height = torch.where(upward, 4 / inputs.tau_pos, 4 / inputs.tau_neg).mul_(inputs.cost)
     return policy_loss(inputs, height * torch.sigmoid(tau * (inputs.ratio - 1)))

@@ -20,13 +20,13 @@ def vanilla(inputs: PolicyLossInputs) -> TokenLoss:
     Differences: TRL has no second clip unless `delta` is given. verl leaves rejected tokens in the denominator of
     token-mean; here they leave it.
     """
-    gain, ratio = inputs.gain, inputs.ratio
+    cost, ratio = inputs.cost, inputs.ratio
     with torch.no_grad():
         # The same as bounds of r, which depend on the sign of A alone: 1 + high above, or 1 - low below and c above.
-        lowest = torch.where(gain < 0, 1 - inputs.clip_low, 0.0)
-        upward = gain > 0
+        lowest = torch.where(cost > 0, 1 - inputs.clip_low, 0.0)
+        upward = cost < 0
         highest = torch.where(upward, 1 + inputs.clip_high, inputs.clip_c)
     held = ratio.clamp(lowest, highest)
-    above = (held < ratio) & (gain != 0)
+    above = (held < ratio) & (cost != 0)
     clipped = (above & upward) | (held > ratio)
-    return policy_loss(inputs, -gain * held, pg_clipfrac=clipped, pg_clipfrac_lower=above & ~upward)
+    return policy_loss(inputs, cost * held, pg_clipfrac=clipped, pg_clipfrac_lower=above & ~upward)
