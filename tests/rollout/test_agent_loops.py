@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.rollout.agent_cases import FakeClient, OddAgent, config_of, prompt_of
-from verl_core.config.schema import RunConfig
 from verl_core.errors import ConfigError, RolloutError
 from verl_core.rollout.agent_loop import agent_loop_for, register_agent_loop
 from verl_core.rollout.generation import checked_generation, shortened
+from verl_core.rollout.group_run import GroupRunner
 from verl_core.rollout.interface import Generation, SamplingParams
 from verl_core.rollout.seeds import request_seed
 from verl_core.rollout.session_check import checked_session
@@ -79,14 +79,21 @@ def test_single_turn_trajectory() -> None:
 
 
 def test_the_greedy_session_of_a_group_takes_the_likeliest_token() -> None:
-    config = RunConfig()
-    config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n = "remax", 3
-    config.actor_rollout_ref.rollout.temperature = 0.8
-    agent, prompt = SingleTurnAgent(config), prompt_of(5)
+    """Whoever runs the group sees to it; the agent loop asks for the same in every session."""
+    config = config_of(temperature=0.8, top_p=0.9, top_k=7, seed=11, n=3)
+    config.algorithm.adv_estimator = "remax"
+    agent, client, prompt = SingleTurnAgent(config), FakeClient(), prompt_of(5)
     assert config.sessions_per_prompt == 4
-    assert [agent.sampling(prompt, session).temperature for session in range(4)] == [0.8, 0.8, 0.8, 0.0]
-    checked = agent.sampling(replace(prompt, validation=True), 3)
-    assert checked.temperature == config.actor_rollout_ref.rollout.val_kwargs.temperature
+    seeds = [request_seed(11, prompt.uid, session) for session in range(4)]
+    sampled = [SamplingParams(16, 0.8, 0.9, 7, seed) for seed in seeds]
+    assert [agent.sampling(prompt, session) for session in range(4)] == sampled
+    asyncio.run(GroupRunner(config, agent, client, "a").run(prompt))
+    assert [params for _, _, params in client.calls] == [*sampled[:3], SamplingParams(16, 0.0, 1.0, -1, seeds[3])]
+    client.calls.clear()
+    asyncio.run(GroupRunner(config, agent, client, "a").run(replace(prompt, validation=True)))
+    checked = config.actor_rollout_ref.rollout.val_kwargs
+    expected = [SamplingParams(16, checked.temperature, checked.top_p, checked.top_k, seed) for seed in seeds]
+    assert [params for _, _, params in client.calls] == expected
 
 
 def test_greedy_prompts_use_the_validation_settings() -> None:

@@ -21,7 +21,6 @@ class SingleTurnAgent:
     def __init__(self, config: RunConfig) -> None:
         self._rollout = config.actor_rollout_ref.rollout
         self._max_response, self._max_model_len = config.data.max_response_length, config.max_model_len
-        self._greedy_session = config.greedy_session
 
     async def run(self, prompt: Prompt, session: int, client: LLMClient) -> list[Trajectory]:
         """One trajectory.
@@ -40,8 +39,8 @@ class SingleTurnAgent:
         return [_trajectory(prompt, session, shortened(generation, self._max_response))]
 
     def sampling(self, prompt: Prompt, session: int) -> SamplingParams:
-        """Parameters of the session: rollout.val_kwargs for prompts of the validation, else those of training; the
-        greedy session of a group takes the likeliest token each time."""
+        """Parameters of the session: rollout.val_kwargs for prompts of the validation, else those of training. That a
+        baseline is greedy is not for agent loops to know: whoever runs the group sees to it."""
         room = min(self._max_response, self._max_model_len - len(prompt.token_ids))
         if room < 1:
             raise RolloutError(
@@ -50,8 +49,6 @@ class SingleTurnAgent:
             )
         source = self._rollout.val_kwargs if prompt.validation else self._rollout
         seed = request_seed(self._rollout.seed, prompt.uid, session)
-        if session == self._greedy_session and not prompt.validation:
-            return SamplingParams(room, temperature=0.0, seed=seed)
         return SamplingParams(room, source.temperature, source.top_p, source.top_k, seed)
 
 
