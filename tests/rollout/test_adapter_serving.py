@@ -186,3 +186,23 @@ def test_what_is_not_the_adapter_is_refused_whole(
         served.run(served.engine.update_weights(manifest))
     assert served.engine.version == version
     assert served.gap(PROMPT_IDS, served.generate(PROMPT_IDS), version) < LIMIT
+
+
+def test_a_staged_adapter_that_is_missing_is_an_error_of_the_call(served: Served) -> None:
+    """The workers hold another version than the one that the engine believes to be there."""
+    if served.config.actor_rollout_ref.rollout.name == "scripted":
+        pytest.skip("holds what it staged itself")
+    served.push(seed=40)
+    version = served.engine.version
+    held = [(name, torch.zeros(shape)) for name, shape in served.shapes.items()]
+    served.run(served.engine.stage_weights(served.sender.publish(held, version + 1)))
+    engine: Any = served.engine
+    engine._staged = version + 2
+    message = f"^the staged adapter is missing: weight version {version + 2} was not received"
+    with pytest.raises(WeightError, match=message):
+        served.run(engine.swap_weights())
+    assert engine.version == version
+    served.run(engine.health())
+    assert served.gap(PROMPT_IDS, served.generate(PROMPT_IDS), version) < LIMIT
+    served.push(seed=41)  # and the next one is taken
+    assert served.gap(PROMPT_IDS, served.generate(PROMPT_IDS), version + 1) < LIMIT

@@ -146,6 +146,8 @@ class VllmAsyncEngine:
         if self._staged is None:
             raise WeightError("no weights are staged; publish them again")
         version, self._staged = self._staged, None
+        if self._adapter is not None:
+            await self._refuse_missing(version)
         await self._memory_for_weights()
         await self._pause()
         if self._adapter is not None:
@@ -222,6 +224,15 @@ class VllmAsyncEngine:
     async def _ask_workers(self, method: str, *arguments: Any) -> list[Account]:
         accounts: list[Account] = await self._control(method, self._llm.collective_rpc(method, args=arguments))
         return accounts
+
+    async def _refuse_missing(self, version: int) -> None:
+        """Raise WeightError if a worker lacks the staged adapter. Asked for, since what a worker raises loses its type
+        on the way here, and before any worker changes its own."""
+        missing: list[str] = await self._control(
+            "look for the adapter", self._llm.collective_rpc("verl_adapter_missing", args=(version,))
+        )
+        if reasons := [reason for reason in missing if reason]:
+            raise WeightError(reasons[0])
 
     async def _load(self, version: int) -> None:
         """The one moment of change. An error in here leaves no usable engine."""

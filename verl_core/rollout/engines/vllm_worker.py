@@ -128,6 +128,14 @@ class WorkerExtension:
         if spec is not None and isinstance(expected, ExpectedAdapter):
             install(self.model_runner, spec, expected.start(spec))
 
+    def verl_adapter_missing(self, version: int) -> str:
+        """Why the adapter of this version cannot be swapped in; empty when it can."""
+        try:
+            self._adapter_of(version)
+        except WeightError as error:
+            return str(error)
+        return ""
+
     def verl_swap_adapter(self, version: int) -> None:
         """Replace the adapter by the staged one.
 
@@ -137,12 +145,18 @@ class WorkerExtension:
         spec = self._engine.adapter
         if spec is None:
             raise WeightError("this engine serves whole weights, not an adapter")
-        tensors = self._staging.take(version)
+        tensors = self._adapter_of(version)
         try:
             install(self.model_runner, spec, tensors)
         finally:
             del tensors
             self._staging.drop()
+
+    def _adapter_of(self, version: int) -> dict[str, torch.Tensor]:
+        try:
+            return self._staging.take(version)
+        except WeightError as error:
+            raise WeightError(f"the staged adapter is missing: {error}") from error
 
     @property
     def _engine(self) -> ShmTransferEngine:
