@@ -23,7 +23,7 @@ class SeparateAsyncTrainer(PPOTrainer):
 
     def on_step_begin(self, step: int) -> None:
         """Nothing in a running trainer; after a crash servers may be behind."""
-        self.session.publish(step - 1)
+        self._publish(step - 1)
 
     def on_sample_begin(self, step: int) -> None:
         """Lent devices stay until enough groups are there."""
@@ -47,9 +47,15 @@ class SeparateAsyncTrainer(PPOTrainer):
 
     def on_step_end(self, step: int) -> None:
         """Version = step, while responses are being sampled."""
-        self.session.publish(step)
+        self._publish(step)
         self.session.offer_devices(step)
 
     def on_validate_begin(self, step: int) -> None:
         """Validation before training publishes version 0."""
-        self.session.publish(step)
+        self._publish(step)
+
+    def _publish(self, version: int) -> None:
+        """Leases stand still meanwhile, as the servers do for the last part of it."""
+        self.session.buffer.pause()
+        self.session.publish(version)
+        self.session.buffer.resume()
