@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,31 @@ def test_over_long_validation_rows_are_counted(sft_config: MakeConfig) -> None:
     settings = {"sft__max_length": 12, "data__truncation": "drop", "trainer__total_training_steps": 1}
     summary = fine_tune(sft_config(**settings, trainer__total_epochs=30, data__train_max_samples=7))
     assert (summary.rows + summary.dropped, summary.val_dropped) == (7, 4)
+
+
+@pytest.mark.parametrize("column", ["train_files", "val_files"])
+def test_rows_that_are_longer_than_the_model_reads_are_refused(
+    sft_config: MakeConfig, policy_folder: str, chats: str, tmp_path: Path, column: str
+) -> None:
+    """In training and in validation; with less to read the advice of the message helps."""
+    narrow, short = tmp_path / "narrow", tmp_path / "short.jsonl"
+    shutil.copytree(policy_folder, narrow)
+    told = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(told | {"max_position_embeddings": 12}))
+    short.write_text("\n".join(Path(chats).read_text().splitlines()[1:3]))
+    files = {"data__train_files": [str(short)], "data__val_files": [str(short)], f"data__{column}": [chats]}
+    config = sft_config(actor_rollout_ref__model__path=str(narrow), **files)
+    lengths = [len(row.ids) for row in load_lessons(config, [chats], load_tokenizer(policy_folder), -1).rows]
+    worst = lengths.index(max(lengths))
+    assert sum(length > 12 for length in lengths) == 4
+    with pytest.raises(DataError) as caught:
+        fine_tune(config)
+    refusal = f"{chats}, row {worst} has {max(lengths)} tokens, the model reads 12 (max_position_embeddings). Set "
+    assert str(caught.value).startswith(refusal)
+    assert not (tmp_path / "sft/start.json").exists()  # nothing was begun
+    advice = {"sft__max_length": 12, "data__truncation": "drop", "trainer__total_epochs": 1}
+    summary = fine_tune(sft_config(actor_rollout_ref__model__path=str(narrow), **files, **advice))
+    assert (summary.dropped, summary.val_dropped) == ((4, 0) if column == "train_files" else (0, 4))
 
 
 def test_another_set_of_rows_is_refused(sft_config: MakeConfig, tmp_path: Path, chats: str) -> None:

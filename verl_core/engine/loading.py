@@ -13,7 +13,7 @@ import torch
 from verl_core.errors import ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 CAUSAL, BACKBONE = "AutoModelForCausalLM", "AutoModel"  # names in transformers
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -77,6 +77,31 @@ def _load(path: str, kind: str, key: str) -> PreTrainedModel:
         model = _from_pretrained(place, kind)
     model.eval()
     return model
+
+
+def max_positions(path: str) -> int:
+    """Longest row that the causal LM at `path` may be given; 0 = its configuration does not say.
+
+    Raises:
+        ModelError: no such place, or its configuration cannot be read.
+    """
+    from transformers import AutoConfig
+
+    place, options = Path(path), {}
+    if place.suffix == ".gguf":
+        place, options = place.parent, {"gguf_file": place.name}
+    else:
+        _check_folder(place, "actor_rollout_ref.model.path")
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot read the configuration of the model at {path!r}: {error}") from error
+    return positions_of(config)
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """Longest row of a model with this configuration; 0 = it does not say."""
+    return int(config.get_text_config().to_dict().get("max_position_embeddings") or 0)
 
 
 def copy_tokenizer(path: str, folder: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from verl_core.engine.loading import load_backbone, load_classifier
+from verl_core.engine.loading import load_backbone, load_classifier, positions_of
 from verl_core.engine.network import Network
 from verl_core.errors import ModelError
 from verl_core.trajectory import Int32
@@ -74,7 +74,7 @@ class RewardNetwork(Network):
     @property
     def max_positions(self) -> int:
         """Longest row that it may be given; 0 = its configuration does not say."""
-        return int(self.lm.config.get_text_config().to_dict().get("max_position_embeddings") or 0)
+        return positions_of(self.lm.config)
 
     def _head(self) -> nn.Module | None:
         head = getattr(self.lm, "score", None)

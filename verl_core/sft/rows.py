@@ -99,6 +99,21 @@ def load_lessons(config: RunConfig, files: Sequence[str], tokenizer: ChatTokeniz
     return Lessons(rows, len(over_long))
 
 
+def refuse_unfit(sets: Sequence[Lessons], positions: int) -> None:
+    """Raise DataError if a row is longer than the model reads.
+
+    Args:
+        positions: tokens that the model reads; 0 = it does not say.
+    """
+    longest = max((row for lessons in sets for row in lessons.rows), key=lambda row: len(row.ids))
+    if positions and len(longest.ids) > positions:
+        raise DataError(
+            f"{longest.place} has {len(longest.ids)} tokens, the model reads {positions} (max_position_embeddings). "
+            f"Set sft.max_length={positions} and data.truncation=drop, shorten the data, or take another model in "
+            "actor_rollout_ref.model.path"
+        )
+
+
 def _chats(config: RunConfig, files: Sequence[str], max_rows: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     key, given = config.sft.messages_key, 0
     if not key:

@@ -21,6 +21,7 @@ from verl_core.config.kind import require_kind
 from verl_core.config.schema import RunConfig
 from verl_core.data.tokenizer import load_tokenizer
 from verl_core.engine.interface import PolicyEngine
+from verl_core.engine.loading import max_positions
 from verl_core.errors import ConfigError
 from verl_core.metrics import MetricSinks, open_sinks
 from verl_core.record.checkpoints import Checkpoint, CheckpointStore
@@ -31,7 +32,7 @@ from verl_core.sft.engine import open_engine
 from verl_core.sft.exam import LOSS, examined
 from verl_core.sft.order import EpochBatches
 from verl_core.sft.page import sft_page
-from verl_core.sft.rows import Lessons, load_lessons
+from verl_core.sft.rows import Lessons, load_lessons, refuse_unfit
 from verl_core.trainer.finish import SUMMARY, versions
 from verl_core.trainer.past import agree_with_past, record_opening, start_of
 from verl_core.trainer.ray_session import run_root
@@ -76,7 +77,9 @@ def fine_tune(config: RunConfig, owner: str | None = None) -> SftSummary:
     Raises:
         ConfigError: sft.enable is not set, or the run directory belongs to another configuration, or is further than
             the length that is asked for.
-        DataError: the rows cannot be used, or are not those that the run was started with.
+        DataError: the rows cannot be used, are longer than the model reads, or are not those that the run was started
+            with.
+        ModelError: the model cannot be used.
     """
     require_kind(config, supervised=True)
     run = RunDir(run_root(config))
@@ -89,6 +92,8 @@ def fine_tune(config: RunConfig, owner: str | None = None) -> SftSummary:
         order = EpochBatches(len(lessons.rows), data.train_batch_size, data.shuffle, data.seed)
         start, _ = start_of(run, config, {"rows": len(lessons.rows), "sha256": lessons.digest}, owner)
         exam = load_lessons(config, data.val_files, tokenizer, data.val_max_samples) if data.val_files else None
+        sets = [lessons] if exam is None else [lessons, exam]
+        refuse_unfit(sets, max_positions(config.actor_rollout_ref.model.path))
         total = config.trainer.total_training_steps or config.trainer.total_epochs * order.steps_per_epoch
         store = CheckpointStore(run, config.trainer.max_actor_ckpt_to_keep, config)
         newest = store.newest_whole()
