@@ -23,6 +23,7 @@ BOUNDED = {
     "verl_core/reward/model_group.py::_all": "after ray.wait said that the answer is there",
     "verl_core/reward/model_group.py::_settle": "after ray.wait said that the answer is there",
     "verl_core/reward/remote.py::_score": "n samples that wait for the rate limit are through after n / rate seconds",
+    "verl_core/reward/remote.py::_answer": "n samples that wait for the rate limit are through after n / rate seconds",
     "verl_core/rollout/agent_core.py::_outcome": SETTLED,
     "verl_core/rollout/agent_core.py::reset": "of cancelled tasks; the driver's call has a deadline",
     "verl_core/rollout/agent_core.py::close": "of cancelled tasks; the driver's call has a deadline",

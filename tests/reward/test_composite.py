@@ -10,6 +10,7 @@ import pytest
 
 from verl_core.config.schema.reward import RemoteRewardConfig, RewardConfig
 from verl_core.errors import RewardError
+from verl_core.reward.budget import check_budget
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import RewardProcess
 from verl_core.reward.registry import check_sources, reward_for
@@ -73,25 +74,29 @@ def test_parts_run_in_the_killable_process() -> None:
 class Near:
     """Local parts: 2 right answers of weight 1 each have been summed."""
 
-    def __init__(self, rewards: Sequence[Reward]) -> None:
-        self.rewards, self.is_open = list(rewards), True
+    def __init__(self, rewards: Sequence[Reward], budget: float = 1.0) -> None:
+        self.rewards, self.budget, self.is_open = list(rewards), budget, True
 
     def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
         return self.rewards
 
-    score = score_each
+    def score(self, samples: Sequence[Sample]) -> list[Reward]:
+        check_budget(self.rewards, self.budget)
+        return self.rewards
 
     def shutdown(self) -> None:
         self.is_open = False
 
 
 class Far(RemoteRewards):
-    """Answers without asking."""
+    """Answers without asking, and keeps how many failures the caller bears."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = list(rewards)
+        self.told: list[int | None] = []
 
-    def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
+    def score_each(self, samples: Sequence[Sample], most_failures: int | None = None) -> list[Reward]:
+        self.told.append(most_failures)
         return self.rewards
 
 
@@ -115,6 +120,24 @@ def test_local_and_remote_parts_make_one_reward_and_one_budget() -> None:
         scorer.score([sample("")] * 4)
     scorer.shutdown()
     assert not near.is_open
+
+
+def test_once_the_budget_is_gone_the_service_is_not_asked() -> None:
+    config = RewardConfig(
+        composite=[{"name": "right", "verifier": "row"}, {"name": "judge", "remote": True}],
+        remote=RemoteRewardConfig(url="http://service"),
+        error_budget=0.3,
+    )
+    good, failed = Reward("a", 1.0, {"right": 1.0}), Reward("b", 0.0, {}, "raised", "no verifier")
+    far = Far([Reward("a", 0.5)] * 10)
+    with pytest.raises(RewardError, match=r"(?s)4 of 10 samples.*no verifier"):
+        CompositeScorer(config, Near([good] * 6 + [failed] * 4, 0.3), far).score([sample("")] * 10)
+    assert far.told == []
+    found = CompositeScorer(config, Near([good] * 7 + [failed] * 3, 0.3), far).score([sample("")] * 10)
+    assert [reward.score for reward in found] == [1.5] * 7 + [0.0] * 3
+    assert far.told == [3]  # of ten samples three may fail
+    CompositeScorer(config, Near([failed] * 10, 0.3), far).score_each([sample("")] * 10)
+    assert far.told == [3, None]  # a part of a step's samples is not judged by itself
 
 
 def test_parts_are_reported_as_means_over_the_rows_that_have_them() -> None:

@@ -27,6 +27,7 @@ class Group:
     def __init__(self, answers: Sequence[Outcome] | None = None) -> None:
         self.said: list[str] = []
         self.rows: list[list[int]] = []
+        self.told: list[int | None] = []
         self._answers = answers
 
     def wake(self) -> None:
@@ -35,8 +36,9 @@ class Group:
     def sleep(self) -> None:
         self.said.append("sleep")
 
-    def score(self, rows: Sequence[Int32]) -> list[Outcome]:
+    def score(self, rows: Sequence[Int32], most_failures: int | None = None) -> list[Outcome]:
         self.said.append("score")
+        self.told.append(most_failures)
         self.rows += [row.tolist() for row in rows]
         return list(self._answers) if self._answers is not None else [float(row.sum()) for row in rows]
 
@@ -60,8 +62,8 @@ class Rules:
 def scorer(
     group: Group, rules: Scorer | None = None, reader: ChatTokenizer | None = None, **settings: Any
 ) -> ModelScorer:
-    composite = settings.pop("composite", [])
-    config = RewardConfig(reward_model=RewardModelConfig(enable=True, **settings), composite=composite)
+    beside = {name: settings.pop(name) for name in ("composite", "error_budget") if name in settings}
+    config = RewardConfig(reward_model=RewardModelConfig(enable=True, **settings), **beside)
     return ModelScorer(config, cast(RewardModelGroup, group), rules, reader)
 
 
@@ -86,7 +88,7 @@ def test_one_that_shares_is_awake_only_while_it_scores() -> None:
     assert group.said == ["wake", "score", "sleep"]
 
     class Broken(Group):
-        def score(self, rows: Sequence[Int32]) -> list[Outcome]:
+        def score(self, rows: Sequence[Int32], most_failures: int | None = None) -> list[Outcome]:
             raise RewardError("broken")
 
     broken = Broken()
@@ -127,6 +129,21 @@ def test_it_is_a_named_part_beside_rules() -> None:
     assert (failed[0].status, failed[0].reason) == ("raised", "part 'liked': no")
     (alone,) = scorer(Group(), composite=[PART]).score([sample("a")])
     assert (alone.score, alone.components) == (3.0, {"liked": 6.0})
+
+
+def test_once_the_budget_is_gone_the_model_is_not_asked() -> None:
+    class Strict(Rules):
+        def score(self, samples: Sequence[Sample]) -> list[Reward]:
+            raise RewardError("the rules failed too often")
+
+    composite = [{"name": "right", "verifier": "row"}, PART]
+    group, three = Group(), [sample(key) for key in "abc"]
+    with pytest.raises(RewardError, match="the rules failed too often"):
+        scorer(group, Strict(), composite=composite).score(three)
+    assert group.said == []  # it was not even woken
+    scorer(group, Strict(), composite=composite).score_each(three)
+    scorer(group, error_budget=0.7).score(three)
+    assert group.told == [None, 2]  # 0.7 of three
 
 
 def test_who_validates() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -145,6 +146,27 @@ def test_a_service_that_never_ends_its_answer_costs_the_deadline_and_not_more(se
     assert time.monotonic() - started < 4.0
     assert reward.status == "timeout"
     assert "the answer did not end in time" in reward.reason
+
+
+def test_once_too_many_failed_the_service_is_not_asked_for_the_rest(service: Service) -> None:
+    rewards = remote(service, max_concurrency=2).score_each(samples(*["refuse"] * 40, "number"), 2)
+    assert 3 <= service.seen["refuse"] <= 4  # one may have been under way when the third failed
+    assert service.seen["number"] == 0
+    assert [reward.key for reward in rewards] == [f"{place}_0_0" for place in range(41)]
+    assert {reward.status for reward in rewards} == {"raised"}
+    untried = rf"not tried after [34] failures, the last of [0-3]_0_0: {service.url}: status 403 Forbidden"
+    assert all(re.match(untried, reward.reason) for reward in rewards[4:])
+    fewer = remote(service, max_concurrency=2).score_each(samples("refuse", "number", "refuse", "ok", "number"), 2)
+    assert [reward.status for reward in fewer] == ["raised", "ok", "raised", "ok", "ok"]
+
+
+def test_once_too_many_failed_what_is_under_way_is_not_tried_again(service: Service) -> None:
+    started = time.monotonic()
+    stubborn = remote(service, max_concurrency=2, retries=1000, deadline_s=30.0)
+    rewards = stubborn.score_each(samples("broken", "refuse"), 0)
+    assert time.monotonic() - started < 10.0
+    assert [reward.status for reward in rewards] == ["raised", "raised"]
+    assert service.seen["broken"] <= 3  # pauses of 0.1 and 0.2 s lie between these
 
 
 def test_nobody_there() -> None:

@@ -129,8 +129,12 @@ class RewardModelGroup:
         """What each worker says of itself."""
         return list(self._all("facts", self._start_budget_s).values())
 
-    def score(self, rows: Sequence[Int32]) -> list[Outcome]:
+    def score(self, rows: Sequence[Int32], most_failures: int | None = None) -> list[Outcome]:
         """One outcome per row, in order.
+
+        Args:
+            most_failures: with more of them the caller goes no further: batches that are not under way then are not
+                tried, and fail. None = all are tried.
 
         Raises:
             DeadlineExceeded: a worker that died or hung did not come back within the start budget.
@@ -145,6 +149,8 @@ class RewardModelGroup:
         running: dict[Any, _Job] = {}
         idle = list(self._actors)
         while waiting or any(job.batch for job in running.values()):
+            if waiting and _give_up(waiting, done, most_failures):
+                continue
             while waiting and idle:
                 self._send(idle.pop(), waiting, rows, running)
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
@@ -259,6 +265,18 @@ class RewardModelGroup:
     def _state(self) -> str:
         names = ", ".join(f"{name}{' (starting again)' if name in self._broken else ''}" for name in self._actors)
         return f"workers {names or 'none'} of {self._settings.model_path}"
+
+
+def _give_up(waiting: list[_Batch], done: dict[int, Outcome], most_failures: int | None) -> bool:
+    """Whether more than `most_failures` rows failed; what waits then has failed, too."""
+    failed = [outcome for outcome in done.values() if isinstance(outcome, Failure)]
+    if most_failures is None or len(failed) <= most_failures:
+        return False
+    reason = f"not tried after {len(failed)} failures, the last: {failed[-1].reason}"
+    for batch in waiting:
+        done.update(dict.fromkeys(batch.rows, Failure(failed[-1].status, reason)))
+    waiting.clear()
+    return True
 
 
 def _identity(settings: RewardModelConfig, device: str, count: int) -> str:

@@ -49,22 +49,13 @@ class ModelScorer:
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer."""
-        rewards = self.score_each(samples)
+        rewards = self._scored(samples, int(self._config.error_budget * len(samples)))
         check_budget(rewards, self._config.error_budget)
         return rewards
 
     def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer. Raises as `RewardModelGroup.score`."""
-        if not samples:
-            return []
-        far = self._by_the_model(samples)
-        if not self._parts:
-            return far
-        if self._rules is None:
-            near = [Reward(sample.key, 0.0) for sample in samples]
-        else:
-            near = self._rules.score_each([replace(sample, tokens=None) for sample in samples])
-        return [self._joined(*pair) for pair in zip(near, far, strict=True)]
+        return self._scored(samples, None)
 
     def shutdown(self) -> None:
         """See Scorer."""
@@ -74,7 +65,22 @@ class ModelScorer:
             if self._rules is not None:
                 self._rules.shutdown()
 
-    def _by_the_model(self, samples: Sequence[Sample]) -> list[Reward]:
+    def _scored(self, samples: Sequence[Sample], most_failures: int | None) -> list[Reward]:
+        """The rules first, for they need no device. `most_failures`: see `RewardModelGroup.score`; None also asks the
+        rules for all, whatever fails."""
+        if not samples:
+            return []
+        if not self._parts:
+            return self._by_the_model(samples, most_failures)
+        if self._rules is None:
+            near = [Reward(sample.key, 0.0) for sample in samples]
+        else:
+            ask = self._rules.score_each if most_failures is None else self._rules.score
+            near = ask([replace(sample, tokens=None) for sample in samples])
+        far = self._by_the_model(samples, most_failures)
+        return [self._joined(*pair) for pair in zip(near, far, strict=True)]
+
+    def _by_the_model(self, samples: Sequence[Sample], most_failures: int | None) -> list[Reward]:
         rows: list[Int32] = []
         outcomes: list[Outcome | None] = []
         for sample in samples:
@@ -84,7 +90,7 @@ class ModelScorer:
             except DataError as error:
                 outcomes.append(Failure("raised", str(error)))
         with self._awake():
-            scored = iter(self._group.score(rows))
+            scored = iter(self._group.score(rows, most_failures))
         return [
             _reward(sample, next(scored) if outcome is None else outcome)
             for sample, outcome in zip(samples, outcomes, strict=True)

@@ -1,5 +1,6 @@
 """Remote rewards: samples are scored by an HTTP service. Invariant: at most `max_concurrency` requests are under way,
 no more than `requests_per_second` are begun, and a sample that gets no score within its deadline says why.
+Once there are more failures than the caller bears, nothing more is begun.
 
 A sample is POSTed as the JSON object {data_source, solution_str, ground_truth, extra_info}; the answer is a JSON
 number, or an object with `score` whose other entries become parts of the reward. Tried again: no connection, a
@@ -10,6 +11,7 @@ is final.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -37,6 +39,36 @@ class _Failed(Exception):
         self.again, self.pause_s, self.is_slow = again, pause_s, is_slow
 
 
+class _Failures:
+    """Of one call, over its threads.
+
+    Args:
+        most: with more of them the caller goes no further; None = it does.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most, self._count, self._last = most, 0, Reward("", 0.0)
+        self._lock = threading.Lock()
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the caller goes no further."""
+        return self._most is not None and self._count > self._most
+
+    def note(self, reward: Reward) -> Reward:
+        """Count it if it is one; the same reward."""
+        if reward.quarantined:
+            with self._lock:
+                self._count, self._last = self._count + 1, reward
+        return reward
+
+    def untried(self, key: str) -> Reward:
+        """Of a sample that is not asked for any more."""
+        with self._lock:
+            count, last = self._count, self._last
+        return quarantined(key, last.status, f"not tried after {count} failures, the last of {last.key}: {last.reason}")
+
+
 class RemoteRewards:
     """Args:
     config: with a url.
@@ -46,14 +78,25 @@ class RemoteRewards:
         self._config = config
         self._limit = RateLimit(config.requests_per_second)
 
-    def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One Reward per sample, in order; failures come back quarantined (`timeout` or `raised`)."""
+    def score_each(self, samples: Sequence[Sample], most_failures: int | None = None) -> list[Reward]:
+        """One Reward per sample, in order; failures come back quarantined (`timeout` or `raised`).
+
+        Args:
+            most_failures: once there are more, what is under way is not tried again, and the rest is quarantined
+                without being asked for. None = all are tried.
+        """
         if not samples:
             return []
+        failures = _Failures(most_failures)
         with ThreadPoolExecutor(min(self._config.max_concurrency, len(samples)), "remote-reward") as pool:
-            return list(pool.map(self._score, samples))
+            return list(pool.map(lambda sample: self._score(sample, failures), samples))
 
-    def _score(self, sample: Sample) -> Reward:
+    def _score(self, sample: Sample, failures: _Failures) -> Reward:
+        if not failures.too_many:
+            self._limit.wait()
+        return failures.untried(sample.key) if failures.too_many else failures.note(self._answer(sample, failures))
+
+    def _answer(self, sample: Sample, failures: _Failures) -> Reward:
         asked = {
             "data_source": sample.data_source,
             "solution_str": sample.solution,
@@ -61,7 +104,6 @@ class RemoteRewards:
             "extra_info": sample.extra_info,
         }
         body = json.dumps(asked, default=str).encode()
-        self._limit.wait()
         until = time.monotonic() + self._config.deadline_s
         pause, attempt = _FIRST_PAUSE_S, 0
         while True:
@@ -71,7 +113,7 @@ class RemoteRewards:
             except _Failed as error:
                 wait = max(pause, error.pause_s)
                 is_over = time.monotonic() + wait >= until
-                if not error.again or attempt > self._config.retries or is_over:
+                if not error.again or attempt > self._config.retries or is_over or failures.too_many:
                     return self._given_up(sample.key, error, attempt, is_over)
                 time.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)

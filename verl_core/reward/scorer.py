@@ -29,26 +29,26 @@ class CompositeScorer:
         self._parts = [part for part in parts_of(config) if part.remote]
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
-        """See Scorer."""
-        rewards = self.score_each(samples)
+        """See Scorer. Local parts first, for they cost no request: where these alone exceed the budget, the service is
+        not asked."""
+        near = self._local.score(samples) if self._local is not None else _nothing(samples)
+        far = self._remote.score_each(samples, int(self._config.error_budget * len(samples)))
+        rewards = self._together(near, far)
         check_budget(rewards, self._config.error_budget)
         return rewards
 
     def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer."""
-        far = self._remote.score_each(samples)
-        if not self._parts:
-            return far
-        if self._local is None:
-            near: list[Reward] = [Reward(sample.key, 0.0) for sample in samples]
-        else:
-            near = self._local.score_each(samples)
-        return [self._joined(*pair) for pair in zip(near, far, strict=True)]
+        near = self._local.score_each(samples) if self._local is not None else _nothing(samples)
+        return self._together(near, self._remote.score_each(samples))
 
     def shutdown(self) -> None:
         """See Scorer."""
         if self._local is not None:
             self._local.shutdown()
+
+    def _together(self, near: Sequence[Reward], far: list[Reward]) -> list[Reward]:
+        return [self._joined(*pair) for pair in zip(near, far, strict=True)] if self._parts else far
 
     def _joined(self, near: Reward, far: Reward) -> Reward:
         if near.quarantined:
@@ -58,6 +58,11 @@ class CompositeScorer:
         except Unscorable as error:
             return quarantined(near.key, error.status, str(error))
         return judged(near.key, {**near.components, **total, "score": near.score + total["score"]})
+
+
+def _nothing(samples: Sequence[Sample]) -> list[Reward]:
+    """What local parts add where there are none."""
+    return [Reward(sample.key, 0.0) for sample in samples]
 
 
 def launch_scorer(config: RewardConfig, namespace: str, sources: Sequence[str]) -> Scorer:
