@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import ray
 
 from tests.trainer.conftest import MakeConfig, stop_in_step_4
-from verl_core.trainer.open import leave_trainer, open_trainer
+from verl_core.config import RunConfig
+from verl_core.record.rundir import RunDir
+from verl_core.trainer import evaluate as evaluation
+from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer
+from verl_core.trainer.ppo import PPOTrainer
 from verl_core.trainer.ray_session import namespace_of, run_root
 from verl_core.trainer.run import train
 from verl_core.trainer.session import Session
@@ -21,6 +28,7 @@ PPO = [
     "critic.optim.lr=1e-3",
     "trainer.critic_warmup=1",
 ]
+TESTING = "timing_s/testing"
 LEGACY = "trainer.use_v1=false"  # where the store plays no part: two processes less to start
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -93,3 +101,61 @@ def test_every_mode_and_a_resumed_run_train_the_same_policy_and_critic(make_conf
     stop_in_step_4(config)
     summary = train(config)
     assert (summary.final_weights_sha256, summary.final_critic_sha256) == expected
+
+
+@pytest.mark.slow
+def test_a_branch_takes_both_networks_from_its_checkpoint(make_config: MakeConfig) -> None:
+    """With the settings of its origin it ends where that did; rebuilt after a crash it knows where it came from."""
+    origin = make_config("ppo_origin", *PPO, LEGACY)
+    at = {}
+    with open_trainer(origin) as trainer:
+        trainer.begin()
+        at[0] = digests(trainer.session)
+        for step in (1, 2, 3, 4):
+            trainer.step(step)
+            at[step] = digests(trainer.session)
+    close_trainer(origin)
+    assert len({stage["critic"] for stage in at.values()}) == 5
+    checkpoint = Path(run_root(origin)) / "checkpoints/000002"
+    there = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
+    with open_trainer(make_config("ppo_branch", *PPO, LEGACY, *there)) as trainer:
+        session = trainer.session
+        trainer.begin()
+        assert session.first_open_step() == 3
+        session.restore(2)
+        assert digests(session) == at[2]
+        trainer.step(3)
+        assert digests(session) == at[3]
+        for engine in session.trained.values():
+            engine.reset()
+        assert digests(session) == at[0]
+        session.restore(3)  # the origin's checkpoint, then the branch's own batch
+        assert digests(session) == at[3]
+        trainer.step(4)
+        assert digests(session) == at[4]
+
+
+@pytest.mark.slow
+def test_a_run_with_a_critic_is_evaluated_without_it(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("ppo_judged", *PPO, LEGACY, "trainer.total_training_steps=2", "trainer.test_freq=1")
+    with open_trainer(config) as trainer:
+        trainer.begin()
+        trainer.step(1)
+        trainer.step(2)
+        trained = digests(trainer.session)
+    close_trainer(config)
+    opened: list[dict[str, str]] = []
+
+    @contextmanager
+    def watched(apart: RunConfig) -> Iterator[PPOTrainer]:
+        with open_trainer(apart) as judge:
+            yield judge
+            opened.append(digests(judge.session))
+
+    monkeypatch.setattr(evaluation, "open_trainer", watched)
+    checkpoint = Path(run_root(config)) / "checkpoints/000002"
+    found = evaluation.evaluate(config, str(checkpoint))
+    measured = json.loads(RunDir(run_root(config)).read("steps/000002/validation.json"))
+    assert {**found, TESTING: 0.0} == {**measured, TESTING: 0.0}  # what the run measured itself, but for the seconds
+    assert opened == [{"actor": trained["actor"]}]
+    assert config.needs_critic  # the caller's settings are as they were
