@@ -13,6 +13,7 @@ from verl_core.data.row import DatasetRow
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
 from verl_core.reward_training.pairs import _Wrong, pairs_of
+from verl_core.reward_training.recipe import _is_right
 from verl_core.warm_start.tokenizer import make_tokenizer
 
 TOKENIZER = ChatTokenizer(make_tokenizer(), "tiny")
@@ -69,8 +70,12 @@ SUMS = [
 ]
 
 
+def _never(row: DatasetRow, response: str) -> bool:
+    return False
+
+
 def test_built_pairs_are_right_against_wrong_and_repeat() -> None:
-    made = pairs_of(SUMS, 400, (1, 0), longest=6)
+    made = pairs_of(SUMS, 400, (1, 0), longest=6, right=_never)
     truths = {row.messages[0]["content"]: row.ground_truth for row in SUMS}
     assert all(pair["chosen"] == truths[pair["prompt"][0]["content"]] for pair in made)
     ended = [pair for pair in made if pair["rejected_stop"] == "stop"]
@@ -79,21 +84,21 @@ def test_built_pairs_are_right_against_wrong_and_repeat() -> None:
     assert {len(pair["rejected"]) for pair in cut} == {6}
     assert {"", "10", "3"} <= {pair["rejected"] for pair in ended}
     assert any(pair["rejected"].startswith(pair["chosen"]) for pair in cut)
-    assert pairs_of(SUMS, 400, (1, 0), longest=6) == made
-    assert pairs_of(SUMS, 400, (1, 1), longest=6) != made
+    assert pairs_of(SUMS, 400, (1, 0), longest=6, right=_never) == made
+    assert pairs_of(SUMS, 400, (1, 1), longest=6, right=_never) != made
     preferences_of([("", pair) for pair in made], as_sampled(TOKENIZER))  # all of them can be trained on
 
 
 def test_pairs_need_answers_that_differ() -> None:
     with pytest.raises(DataError, match="here: no ground_truth"):
-        pairs_of([DatasetRow(0, "here", SUMS[0].messages, "s", None)], 1, (1, 0), 6)
+        pairs_of([DatasetRow(0, "here", SUMS[0].messages, "s", None)], 1, (1, 0), 6, _never)
     with pytest.raises(DataError, match="nothing to tell apart"):
-        pairs_of(SUMS[:1], 1, (1, 0), 6)
+        pairs_of(SUMS[:1], 1, (1, 0), 6, _never)
 
 
 def test_wrong_numbers_are_of_every_size_that_an_answer_may_have() -> None:
     def drawn(*truths: str) -> set[str]:
-        maker = _Wrong(np.random.default_rng(0), truths, "0123456789", 6)
+        maker = _Wrong(np.random.default_rng(0), truths, "0123456789", 6, _never)
         return {maker._any(truths[0])[0] for _ in range(500)}
 
     small = drawn("7", "13")
@@ -101,3 +106,29 @@ def test_wrong_numbers_are_of_every_size_that_an_answer_may_have() -> None:
     assert len(small) > 80
     assert {len(number) for number in drawn("9" * 40)} == {1, 2, 3, 4, 5, 6}  # a response has no more places
     assert all("se" in text or "ven" in text for text in drawn("seven", "13"))  # text has a slip
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(" ", ""))
+    except ValueError:
+        return None
+
+
+def test_what_only_looks_different_is_wrong_where_the_verifier_says_so() -> None:
+    truths = ("12", "7", "-3")
+    rows_ = [DatasetRow(0, "here", [{"role": "user", "content": "0+ ="}], "s", truth) for truth in truths]
+    made = pairs_of(rows_, 4000, (1, 0), 6, lambda row, text: row.ground_truth != "7")
+    ended = [(pair["chosen"], pair["rejected"]) for pair in made if pair["rejected_stop"] == "stop"]
+    alike = {pair for pair in ended if _number(pair[0]) == _number(pair[1])}
+    assert {right for right, _ in alike} == {"7"}
+    assert {"07", " 7", "7 "} <= {wrong for _, wrong in alike}
+    near = {wrong for right, wrong in ended if right == "-3"}
+    assert {str(number) for number in range(-6, 1) if number != -3} <= near
+
+
+def test_a_verifier_without_a_name_calls_alike_right() -> None:
+    digits = DatasetRow(0, "here", [], "one_digit_sums", "7")
+    nobody = DatasetRow(0, "here", [], "nobody", "7")
+    chain = DatasetRow(0, "here", [], "reasoning_gym/chain_sum", "12", {})
+    assert [_is_right(digits, "07"), _is_right(nobody, "07"), _is_right(chain, " 12")] == [False, True, True]

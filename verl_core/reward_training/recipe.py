@@ -17,18 +17,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_core.config.schema import RunConfig
+from verl_core.config.schema import RewardConfig, RunConfig
 from verl_core.config.wire import stable_hash
 from verl_core.data.chat import with_tools
 from verl_core.data.preferences import Encoder, Placed, as_answered, as_sampled, preferences_of
 from verl_core.data.reader import read_rows, records_of
 from verl_core.data.reward_tokenizer import own_tokenizer
-from verl_core.data.row import Columns
+from verl_core.data.row import Columns, DatasetRow
 from verl_core.data.teacher_model import model_settings
 from verl_core.data.tokenizer import ChatTokenizer, load_tokenizer
 from verl_core.engine.base_identity import base_sha256
-from verl_core.errors import ConfigError
+from verl_core.errors import ConfigError, RewardError
 from verl_core.models.folder import made_before, published, weights_file_sha256, write_account
+from verl_core.reward.interface import Sample
+from verl_core.reward.registry import reward_for
+from verl_core.reward.scoring import score_sample
 from verl_core.reward_training.loop import Pairs, Training
 from verl_core.reward_training.pairs import pairs_of
 
@@ -154,10 +157,20 @@ def _records(config: RunConfig) -> tuple[list[Placed], list[Placed]]:
     rows = read_rows(data.train_files, Columns(data.prompt_key, data.reward_fn_key))
 
     def built(count: int, stream: int) -> list[Placed]:
-        pairs = pairs_of(rows, count, (settings.seed, stream), data.max_response_length)
+        pairs = pairs_of(rows, count, (settings.seed, stream), data.max_response_length, _is_right)
         return [(f"pair {number}", pair) for number, pair in enumerate(pairs)]
 
     return built(settings.pairs, _TRAIN), built(settings.val_pairs, _HELD_OUT)
+
+
+def _is_right(row: DatasetRow, response: str) -> bool:
+    """What the verifier of the row's data source says; without one of its own what is asked about counts as right."""
+    try:
+        function = reward_for(row.data_source, RewardConfig())
+    except RewardError:
+        return True
+    reward = score_sample(function, Sample(row.place, row.data_source, response, row.ground_truth, row.extra_info))
+    return reward.status != "ok" or reward.score > 0
 
 
 def _read(files: Sequence[str]) -> list[Placed]:
