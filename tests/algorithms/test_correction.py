@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algorithms.test_enumeration import EVERYWHERE, log_probs, probability, reward, weights
+from verl_core.algorithms.advantages import ADVANTAGES, AdvantageInputs
 from verl_core.algorithms.correction import Corrected, correct
 from verl_core.algorithms.correction.diagnostics import effect, mismatch
 from verl_core.config.schema import RolloutCorrectionConfig
@@ -106,7 +107,7 @@ def test_statistics_see_rejected_tokens_and_weights_are_normalised_over_kept_one
     assert got.raw is not None
     assert got.raw[0].tolist() == pytest.approx([2.0, 2.0])
     assert got.weights is not None
-    assert got.weights.tolist() == [[1.0, 0.0]]
+    assert got.weights.tolist() == [[1.0, 1.0]]
 
 
 @st.composite
@@ -168,7 +169,7 @@ def literal(
                 w = min(w, 1.2)
             elif not 0.8 <= w <= 1.2:
                 w = 0.0
-            weight[row][t] = w if keep[row][t] else 0.0
+            weight[row][t] = w
     if settings_.rollout_is_batch_normalize:
         kept_rows = [[weight[row][t] for t in range(mask.shape[1]) if keep[row][t]] for row in range(len(mask))]
         kept_rows = [row for row in kept_rows if row]
@@ -263,6 +264,46 @@ def test_what_was_done_is_told() -> None:
         },
         rel=1e-5,
     )
+
+
+def test_normalised_weights_are_not_held_by_a_threshold_that_they_never_met() -> None:
+    settings_ = {"rollout_is": "token", "rollout_is_batch_normalize": True}
+    for ratios, share in [((1.1, 0.9, 1.2), 0.0), ((1.1, 0.9, 4.0), 1 / 3)]:
+        told = effect(one_row(*ratios, **settings_), torch.ones(1, 3).bool())
+        assert told["rollout_corr/rollout_is_changed_share"] == pytest.approx(share)
+
+
+def test_a_rejected_session_that_stays_in_the_baseline_keeps_its_weight_there() -> None:
+    """Scores 1, 0, 1; the third is rejected. Among three the baseline is 2/3, among the two that are kept 1/2."""
+    own, settings_ = (
+        torch.ones(3, 1).bool(),
+        config(rollout_is="token", rollout_is_threshold=1.0, rollout_rs="token_k1", rollout_rs_threshold=2.0),
+    )
+    got = correct(torch.tensor([[0.0], [0.0], [3.0]]), own, settings_)
+    for rows, expected in (("all", [1 / 3, -2 / 3, 0.0]), ("kept", [0.5, -0.5, 0.0])):
+        found = ADVANTAGES.get("optimal_token_baseline")(
+            AdvantageInputs(
+                torch.tensor([[1.0], [0.0], [1.0]]),
+                got.keep,
+                torch.zeros(3).long(),
+                sampled=own,
+                baseline_rows=rows,
+                is_weights=got.weights,
+                old_log_probs=torch.full((3, 1), -1.0),
+                sum_pi_squared=torch.full((3, 1), 0.5),
+            )
+        )
+        assert found.advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_token_infinitely_far_away_is_rejected() -> None:
+    for far in (math.inf, -math.inf, 1e30, -1e30):
+        got = correct(
+            torch.tensor([[far, 0.0]]),
+            torch.ones(1, 2).bool(),
+            config(rollout_rs="seq_mean_k3", rollout_rs_threshold=0.01),
+        )
+        assert not got.keep.any(), far
 
 
 @pytest.mark.parametrize("name", PRESETS)

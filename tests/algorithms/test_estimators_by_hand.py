@@ -154,6 +154,23 @@ def test_tool_text_takes_time_only_in_the_plain_token_baseline() -> None:
     assert ADVANTAGES.get("tir_optimal_token_baseline")(given).advantages[0, 2].item() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("score", [0.1, 33.3, -100.1, 1000.7])
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_equal_scores_give_no_advantage_however_large_they_are(name: str, score: float) -> None:
+    lengths = torch.randint(100, 1024, (64, 1), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(1023) < lengths
+    rewards = torch.zeros(64, 1023)
+    rewards[torch.arange(64), lengths[:, 0] - 1] = score
+    found = ADVANTAGES.get(name)(AdvantageInputs(rewards, mask, torch.arange(64) // 4)).advantages
+    assert float(found.abs().max()) < 1e-6
+
+
+def test_an_empty_batch_is_refused() -> None:
+    for shape in ((0, 3), (3, 0)):
+        with pytest.raises(ValueError, match="empty batch"):
+            AdvantageInputs(torch.zeros(shape), torch.zeros(shape).bool(), torch.zeros(shape[0], dtype=torch.int64))
+
+
 @pytest.mark.parametrize(("baseline_rows", "expected"), [("kept", [0.5, -0.5, 0.0]), ("all", [-1.0, -2.0, 0.0])])
 def test_rejected_rows_leave_the_baseline_or_stay_in_it(baseline_rows: Any, expected: list[float]) -> None:
     # Outcomes 1, 0 and a rejected 5: mean 0.5 without it, 2 with it.

@@ -57,6 +57,7 @@ LOG = math.log
         ("geo_mean", 0.2 * math.exp(-0.9), 0.2, 2.0, -2 * math.exp(-0.9), -2 * math.exp(-0.9)),
         ("geo_mean", 0.2 * math.exp(-0.21), 0.2, -2.0, 2 * math.exp(-0.2), 0.0),
         ("geo_mean", 0.2 * math.exp(0.9), 0.2, -2.0, 2 * math.exp(0.9), 2 * math.exp(0.9)),
+        ("geo_mean", 0.2 * math.exp(89), 0.2, -2.0, 2 * math.exp(20), 0.0),  # the cap on l
         # dppo_tv: p may rise by 0.3 (A > 0) and fall by 0.2 (A < 0); the ratio is capped at 2.
         ("dppo_tv", 0.49, 0.2, 1.0, -2 * LOG(0.49), -2.0),  # r = 2.45, capped
         ("dppo_tv", 0.51, 0.2, 1.0, 0.0, 0.0),
@@ -189,3 +190,22 @@ def test_dppo_bounds_are_distances_of_two_way_splits() -> None:
             )
             if p > q:
                 assert float(POLICY_LOSSES.get("dppo_kl")(given).sums["pg_clipfrac"]) == dropped
+
+
+def test_what_clip_cov_leaves_out_is_not_clipped() -> None:
+    assert run("clip_cov", 0.4, 0.2, 2.0)[2]["pg_clipfrac"] == 1.0
+    assert run("clip_cov", 0.4, 0.2, 2.0, marked=True)[2]["pg_clipfrac"] == 0.0
+
+
+def test_geo_mean_of_a_wild_row_whose_advantages_cancel_is_zero() -> None:
+    current = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    given = PolicyLossInputs(current, torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]), torch.ones(1, 2).bool())
+    out = POLICY_LOSSES.get("geo_mean")(given).per_token
+    out.sum().backward()
+    assert current.grad is not None
+    assert (out.tolist(), current.grad.tolist()) == ([[0.0, 0.0]], [[0.0, 0.0]])
+
+
+@pytest.mark.parametrize("name", [name for name in POLICY_LOSSES.names() if name not in ("gpg", "clip_cov", "kl_cov")])
+def test_an_old_log_prob_that_is_no_number_shows_in_the_loss(name: str) -> None:
+    assert math.isnan(run(name, 0.2, math.nan, 1.0)[0])

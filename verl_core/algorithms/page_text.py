@@ -12,8 +12,9 @@ bound, and, where it promises an expectation, against the exact one over all seq
 
 Words: a *group* is one prompt served once, with `n` *sessions*; a session yields one or several *outputs* (rows). R
 is the outcome of a session, A an advantage, pi the current policy, pi_old the frozen policy of the step, pi_rollout
-what the engine sampled with, l = log(pi / pi_old), r = e^l. Sums, means and deviations are float64. A cell that is
-not a token of the policy (padding, prompt, tool text) is never read, whatever it holds.
+what the engine sampled with, l = log(pi / pi_old), r = e^l with l clamped to +-20, where the gradient stops. What is
+added up along a row is float32, means and deviations over rows are float64 (of the two token baselines: float32). A
+cell that is not a token of the policy (padding, prompt, tool text) is never read, whatever it holds.
 """
 
 SESSIONS = """

@@ -38,7 +38,7 @@ class AdvantageInputs:
         part_weights: K weights; None = 1 each.
         old_log_probs, sum_pi_squared: float32 [B, T], of the frozen policy; the second is the sum over the vocabulary
             of squared probabilities.
-        is_weights: float32 [B, T], importance weights old / rollout; None = 1.
+        is_weights: float32 [B, T], importance weights old / rollout under their threshold; None = 1.
     """
 
     token_rewards: torch.Tensor
@@ -61,6 +61,8 @@ class AdvantageInputs:
 
     def __post_init__(self) -> None:
         cells, rows = tuple(self.mask.shape), (self.mask.shape[0],)
+        if not self.mask.numel():
+            raise ValueError(f"advantages of an empty batch: mask is {cells}")
         expected = dict.fromkeys(("token_rewards", *_CELL_FIELDS), cells)
         expected |= dict.fromkeys(("group_index", *_ROW_FIELDS), rows)
         for name, shape in expected.items():

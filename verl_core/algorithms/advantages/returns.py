@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from verl_core.algorithms.advantages.sessions import Sessions
-from verl_core.algorithms.counting import count, last_cells
+from verl_core.algorithms.counting import last_cells, number_of
 
 
 def discounted(values: torch.Tensor, own: torch.Tensor, decay: float, sessions: Sessions) -> torch.Tensor:
@@ -45,11 +45,11 @@ def _at_the_end(values: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
     """float32 [B]: the value at each row's last own cell, if no cell of the batch has another: the usual case, a score
     of a whole response, needs no sums. None otherwise.
     """
-    if not values.shape[1]:
+    if not values.shape[1] or values.dtype != torch.float32:
         return None
     place = last_cells(own)[:, None]
     last = torch.where(own.gather(1, place), values.gather(1, place), 0.0)[:, 0]
-    everywhere, there = (int(count(cells.view(torch.int32))) for cells in (values, last))  # faster than floats
+    everywhere, there = (number_of(cells.view(torch.int32)) for cells in (values, last))  # faster than floats
     return last if everywhere == there else None
 
 

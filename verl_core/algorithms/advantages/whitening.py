@@ -1,5 +1,6 @@
 """Batch normalisation of advantages. Invariant: statistics are over trainable tokens of the whole batch; a row's cells
-add up in float32, rows in float64, around the mean in a second pass.
+add up in float32, rows in float64, around a mean that is taken twice: the second time of what the first left over, so
+that equal values come out as 0 however large they are.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     cells = row_counts(mask).double().sum()
     if int(cells) < 2:
         return kept
-    mean = kept.sum(dim=1).double().sum() / cells
-    centred = torch.where(mask, kept - mean.float(), 0.0)
+    centred = kept
+    for _ in range(2):
+        mean = centred.sum(dim=1).double().sum() / cells
+        centred = torch.where(mask, centred - mean.float(), 0.0)
     variance = centred.square().sum(dim=1).double().sum() / (cells - 1)
     return centred.div_((variance + EPSILON).sqrt().float())
 

@@ -20,13 +20,16 @@ WEIGHTS = "rollout_is_weights"
 class Corrected:
     """Attributes:
     keep: bool [B, T], a subset of the mask: tokens to train on. Rejected ones leave every denominator.
-    weights: float32 [B, T], detached, to multiply the loss with; 0 outside `keep`; None without importance weights.
+    weights: float32 [B, T], detached, to multiply the loss of kept tokens with; those of rejected ones are there for
+        baselines that they stay in; 0 outside the mask; None without importance weights.
     raw: float32 [B, T], the weights before their threshold; None like them.
+    held: bool [B, T], where the threshold changed the weight; None like them.
     """
 
     keep: torch.Tensor
-    weights: torch.Tensor | None
-    raw: torch.Tensor | None
+    weights: torch.Tensor | None = None
+    raw: torch.Tensor | None = None
+    held: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -44,9 +47,10 @@ def correct(log_ratio: torch.Tensor, mask: torch.Tensor, config: RolloutCorrecti
         for rule in rejections_of(config.rollout_rs, config.rollout_rs_threshold):
             keep = keep & kept_by(log_ratio, mask, rule)
     if config.rollout_is is None:
-        return Corrected(keep, None, None)
+        return Corrected(keep)
     raw = raw_weights(log_ratio, mask, config.rollout_is)
     weights = bounded(raw, weight_band(config.rollout_is_threshold))
+    held = weights != raw
     if config.rollout_is_batch_normalize:
         weights = normalised(weights, keep, config.rollout_is)
-    return Corrected(keep, torch.where(keep, weights, 0.0), raw)
+    return Corrected(keep, weights, raw, held)

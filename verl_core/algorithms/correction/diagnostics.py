@@ -1,5 +1,5 @@
 """How far the training policy is from the one that sampled, named as in verl. Invariant: only what was computed is
-reported, over all sampled tokens, from weights before any threshold.
+reported. Distances are over all sampled tokens; the weights are those of kept tokens, as the loss reads them.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ def effect(corrected: Corrected, mask: torch.Tensor) -> dict[str, float]:
         "rejected_token_share": float((mask & ~corrected.keep).sum() / tokens),
         "rejected_row_share": float(lost.sum() / rows.sum().clamp(min=1)),
     }
-    if corrected.weights is not None and corrected.raw is not None and bool(corrected.keep.any()):
-        kept, raw = corrected.weights[corrected.keep].double(), corrected.raw[corrected.keep].double()
+    given = (corrected.weights, corrected.raw, corrected.held)
+    if all(each is not None for each in given) and bool(corrected.keep.any()):
+        kept, raw, held = (each[corrected.keep].double() for each in given if each is not None)
         told |= {
             "rollout_is_mean": float(kept.mean()),
             "rollout_is_max": float(kept.max()),
             "rollout_is_raw_max": float(raw.max()),
-            "rollout_is_changed_share": float((kept != raw).double().mean()),
+            "rollout_is_changed_share": float(held.mean()),
             "rollout_is_eff_sample_size": float(
                 kept.sum().square() / (len(kept) * kept.square().sum().clamp(min=1e-30))
             ),

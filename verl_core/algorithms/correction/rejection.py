@@ -14,11 +14,18 @@ from verl_core.config.thresholds import Rejection
 
 LOG_LIMIT = 20.0
 
+
+def _k3(x: torch.Tensor) -> torch.Tensor:
+    """r - 1 - log r, r capped at e^20: never negative, and finite for every finite x."""
+    x = x.clamp(max=LOG_LIMIT)
+    return x.exp() - 1 - x
+
+
 # log r -> the statistic of one token; r = pi / pi_rollout.
 TOKEN_STATISTICS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k1": lambda x: -x,
     "k2": lambda x: 0.5 * x.square(),
-    "k3": lambda x: x.clamp(-LOG_LIMIT, LOG_LIMIT).exp() - 1 - x,
+    "k3": _k3,
 }
 
 
@@ -44,7 +51,7 @@ def kept_by(log_ratio: torch.Tensor, mask: torch.Tensor, rule: Rejection) -> tor
     """bool [B, T]: cells of the mask that the rule keeps. k1: log low <= k1 <= log high; k2, k3: <= high."""
     values = statistic(log_ratio, mask, rule)
     if rule.kind == "k1":
-        low = rule.band.high if rule.band.low is None else rule.band.low
+        low = 1 / rule.band.high if rule.band.low is None else rule.band.low
         holds = (values >= math.log(low)) & (values <= math.log(rule.band.high))
     else:
         holds = values <= rule.band.high

@@ -58,7 +58,7 @@ def mark_some(inputs: MarkInputs) -> torch.Tensor:
     covariance = inputs.covariance
     candidates = ((covariance > inputs.low) & (covariance < inputs.high)).nonzero()[:, 0]
     lots = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(inputs.seed))
-    return _marked(candidates[lots[: inputs.count]], len(covariance))
+    return _marked(candidates[lots[: inputs.count].to(candidates.device)], len(covariance))
 
 
 @MARKINGS.register("kl_cov")
@@ -75,7 +75,7 @@ def _centred(values: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(places: torch.Tensor, size: int) -> torch.Tensor:
-    marked = torch.zeros(size, dtype=torch.bool)
+    marked = torch.zeros(size, dtype=torch.bool, device=places.device)
     marked[places] = True
     return marked
 
@@ -87,7 +87,7 @@ def clip_cov(inputs: PolicyLossInputs) -> TokenLoss:
 
     Settings: `actor.policy_loss.clip_cov_ratio`, `clip_cov_lb`, `clip_cov_ub`.
 
-    Metrics: `pg_clipfrac` as in vanilla, `pg_markfrac` tokens marked.
+    Metrics: `pg_clipfrac` as in vanilla, of those that are not marked; `pg_markfrac` tokens marked.
 
     Source: Cui et al. 2025, arXiv 2505.22617 (Clip-Cov).
 
@@ -98,7 +98,7 @@ def clip_cov(inputs: PolicyLossInputs) -> TokenLoss:
     free = cost * ratio
     clipped = cost * ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
     loss = torch.where(marks, 0.0, torch.maximum(free, clipped))
-    return policy_loss(inputs, loss, pg_clipfrac=clipped > free, pg_markfrac=marks)
+    return policy_loss(inputs, loss, pg_clipfrac=(clipped > free) & ~marks, pg_markfrac=marks)
 
 
 @POLICY_LOSSES.register("kl_cov")

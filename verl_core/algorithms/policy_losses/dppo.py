@@ -27,14 +27,16 @@ def dppo_tv(inputs: PolicyLossInputs) -> TokenLoss:
     """
     with torch.no_grad():
         moved = inputs.current.exp() - inputs.old.exp()
-        keep = torch.where(inputs.cost < 0, moved <= inputs.clip_high, moved >= -inputs.clip_low)
-    return _kept(inputs, keep)
+        beyond = torch.where(inputs.cost < 0, moved > inputs.clip_high, moved < -inputs.clip_low)
+    return _kept(inputs, beyond)
 
 
 @POLICY_LOSSES.register("dppo_kl")
 def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
     """As `dppo_tv` with D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)), the KL of the same two-way
     split. Kept: D <= high or p <= p_old where A > 0, D <= low or p >= p_old elsewhere.
+
+    Metrics: `pg_clipfrac` tokens dropped.
 
     Source: Qi et al. 2026, arXiv 2602.04879, the binary KL form.
 
@@ -44,13 +46,14 @@ def dppo_kl(inputs: PolicyLossInputs) -> TokenLoss:
         log_p, log_old = inputs.current.detach(), inputs.old
         rest, old_rest = (torch.expm1(each).neg_().clamp_(min=ALMOST_NONE) for each in (log_p, log_old))  # 1 - p
         divergence = (1 - old_rest) * (log_old - log_p) + old_rest * (old_rest.log() - rest.log())
-        upward = (divergence <= inputs.clip_high) | (log_p <= log_old)
-        downward = (divergence <= inputs.clip_low) | (log_p >= log_old)
-        keep = torch.where(inputs.cost < 0, upward, downward)
-    return _kept(inputs, keep)
+        upward = (divergence > inputs.clip_high) & (log_p > log_old)
+        downward = (divergence > inputs.clip_low) & (log_p < log_old)
+        beyond = torch.where(inputs.cost < 0, upward, downward)
+    return _kept(inputs, beyond)
 
 
-def _kept(inputs: PolicyLossInputs, keep: torch.Tensor) -> TokenLoss:
+def _kept(inputs: PolicyLossInputs, beyond: torch.Tensor) -> TokenLoss:
+    """A log-prob that is not a number lies beyond nothing: its loss says so."""
     weight = inputs.ratio.detach().clamp(max=inputs.clip_c)
     loss = inputs.cost * weight * inputs.log_probs
-    return policy_loss(inputs, torch.where(keep, loss, 0.0), pg_clipfrac=~keep)
+    return policy_loss(inputs, torch.where(beyond, 0.0, loss), pg_clipfrac=beyond)

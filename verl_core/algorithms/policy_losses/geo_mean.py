@@ -5,13 +5,19 @@ from __future__ import annotations
 import torch
 
 from verl_core.algorithms.aggregation import TokenLoss
-from verl_core.algorithms.policy_losses.interface import POLICY_LOSSES, PolicyLossInputs, policy_loss
+from verl_core.algorithms.policy_losses.interface import (
+    LOG_RATIO_LIMIT,
+    POLICY_LOSSES,
+    PolicyLossInputs,
+    policy_loss,
+)
 
 
 @POLICY_LOSSES.register("geo_mean")
 def geo_mean(inputs: PolicyLossInputs) -> TokenLoss:
     """Per row: L = -mean(A) exp(mean over tokens of m), m = min(l, high) where A > 0, max(l, -low) where A < 0, else 0,
-    l = log(pi / pi_old). Every trainable token of the row carries the row's value.
+    l = log(pi / pi_old), clamped to +-20, where the gradient stops. Every trainable token of the row carries the row's
+    value.
 
     low and high bound the log of the ratio (the paper: 0.4 both). `loss_agg_mode=seq-mean-token-mean` gives the paper's
     mean over responses; token-mean weighs responses by their length.
@@ -22,7 +28,7 @@ def geo_mean(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl averages over the rows of a micro-batch, whatever `loss_agg_mode` and the global counts say.
     """
-    advantages, log_ratio = inputs.gain, inputs.log_ratio
+    advantages, log_ratio = inputs.gain, inputs.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     upward, downward = log_ratio.clamp(max=inputs.clip_high), log_ratio.clamp(min=-inputs.clip_low)
     held = torch.where(advantages > 0, upward, torch.where(advantages < 0, downward, 0.0))
     row = -inputs.row_means(advantages) * inputs.row_means(held).exp()

@@ -18,6 +18,8 @@ def gspo(inputs: PolicyLossInputs) -> TokenLoss:
     `loss_agg_mode=seq-mean-token-mean` value and gradient are those of the paper's loss per response (its clip range is
     about 3e-4 to 4e-4). log s is capped at 10, where the gradient stops.
 
+    Metrics: `pg_clipfrac` as in vanilla.
+
     Source: Zheng et al. 2025, arXiv 2507.18071 (the form per token, GSPO-token).
 
     Differences: TRL calls it `importance_sampling_level="sequence"`. A response that mixes weight versions has no

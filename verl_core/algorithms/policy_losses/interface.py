@@ -1,6 +1,6 @@
 """What a policy loss gets and gives. Invariant: losses stay per token and metrics stay sums, so any split adds up
-exactly; no gradient leaves a cell outside the mask, whatever lies there: formulas read `current`, `old`, `gain`,
-`cost`, `log_ratio` and `ratio`, which are harmless there.
+exactly; no gradient leaves a cell outside the mask, whatever lies there: `current`, `old`, `gain`, `cost`, `log_ratio`
+and `ratio` are harmless there, and bare log-probs are only multiplied with `cost`, which is 0.
 """
 
 from __future__ import annotations
