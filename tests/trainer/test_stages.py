@@ -113,7 +113,7 @@ def test_rejected_rows_leave_the_mask_and_stay_in_the_baseline_only_if_asked() -
         batch, metrics = corrected(batch, algorithm)
         done = with_advantages(batch, algorithm, sampled=sampled)
         assert done.response_mask.tolist() == [True, True, False]
-        assert done.columns["rollout_is_weights"].tolist() == pytest.approx([1.0, np.exp(0.5), 0.0])
+        assert done.columns["rollout_is_weights"].tolist() == pytest.approx([1.0, np.exp(0.5), 2.0])  # e^2, capped
         assert done.columns["advantages"].tolist() == expected
         assert metrics["rollout_corr/rejected_row_share"] == pytest.approx(1 / 3)
         assert metrics["rollout_corr/kl"] == pytest.approx(-2.5 / 3)
