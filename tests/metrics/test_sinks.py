@@ -116,6 +116,17 @@ def test_plain_lines_when_it_is_no_terminal(tmp_path: Path) -> None:
     assert third == "step  1/12  validation: sums/reward/mean@1 0.500"
 
 
+def test_samples_without_a_score_are_counted_on_the_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    sink = ConsoleSink(RunInfo(RunDir(tmp_path), "run", 12), out)
+    for step, lost in ((1, 0.0), (2, 7.0)):
+        sink.log(step, {**NUMBERS, "reward/quarantined": lost})
+    sink.close()
+    first, second = out.getvalue().splitlines()
+    assert "unscored" not in first
+    assert "reward 0.531  unscored 7  kl" in second
+
+
 def test_a_terminal_gets_a_bar_below_the_lines(tmp_path: Path) -> None:
     out = Terminal()
     sink = ConsoleSink(RunInfo(RunDir(tmp_path), "sums", 12, done_steps=4), out)

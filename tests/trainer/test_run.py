@@ -13,6 +13,7 @@ import ray
 from tests.trainer.conftest import MakeConfig
 from verl_core.errors import CheckpointError, ConfigError, ResourceError, RewardError
 from verl_core.record.accounting import accounting
+from verl_core.record.rewards import read_rewards
 from verl_core.record.rundir import RunDir
 from verl_core.trainer.finish import Summary, finish
 from verl_core.trainer.open import close_trainer, leave_trainer, open_trainer
@@ -165,6 +166,10 @@ def test_rewards_that_fail_are_counted_and_a_group_without_any_is_dropped(
         assert accounts.exact
         assert accounts.trained + sum(accounts.dropped.values()) == 16
         assert list(accounts.dropped) == ["reward"]
+        run = trainer.session.run
+        lost = sum(reward.quarantined for step in (1, 2, 3, 4) for reward in read_rewards(run, step))
+        assert finish(trainer.session).unscored == lost > 0
+        assert "samples without a score" in run.read("report.html").decode()
     with open_trainer(make_config("strict", LEGACY, custom, "reward.error_budget=0.01")) as trainer:
         trainer.begin()
         with pytest.raises(RewardError, match="no sevens"):

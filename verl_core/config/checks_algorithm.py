@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
@@ -12,15 +13,32 @@ _ACTOR = "actor_rollout_ref.actor"
 _LOSS = f"{_ACTOR}.policy_loss"
 
 
-def unknown_name(key: str, value: str, known: Collection[str], in_verl: Collection[str] = ()) -> Iterator[str]:
-    """A message when `value` is not among the known names; the nearest one is offered."""
+NONE_MEANT: Mapping[str, str] = MappingProxyType({})
+# What people write for it elsewhere, and what it is here.
+_MEANT_ESTIMATORS = {
+    "ppo": "gae",
+    "dr_grpo": "grpo, with algorithm.norm_adv_by_std_in_grpo=false",
+    "drgrpo": "grpo, with algorithm.norm_adv_by_std_in_grpo=false",
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+}
+_MEANT_LOSSES = {"ppo": "vanilla", "grpo": "vanilla", "gmpo": "geo_mean"}
+
+
+def unknown_name(
+    key: str, value: str, known: Collection[str], in_verl: Collection[str] = (), meant: Mapping[str, str] = NONE_MEANT
+) -> Iterator[str]:
+    """A message when `value` is not among the known names; what it means here, or the nearest one, is offered."""
     if value in known:
         return
     choices = ", ".join(known)
+    if value.lower() in meant:
+        yield f"{key}: {value!r} is called {meant[value.lower()]} here (known: {choices})"
+        return
     if value in in_verl:
         yield f"{key}: {value!r} is known in verl, not supported yet; use one of {choices}"
         return
-    near = difflib.get_close_matches(value, known, n=1)
+    near = difflib.get_close_matches(value.lower(), known, n=1)
     yield f"{key}: unknown name {value!r}" + (f"; did you mean {near[0]}?" if near else "") + f" (known: {choices})"
 
 
@@ -30,7 +48,7 @@ def names_are_known(facts: Facts) -> Iterator[str]:
     algorithm, actor = facts.config.algorithm, facts.config.actor_rollout_ref.actor
     estimator = algorithm.adv_estimator
     known = tuple(names.ADV_ESTIMATORS)
-    yield from unknown_name("algorithm.adv_estimator", estimator, known, names.VERL_ADV_ESTIMATORS)
+    yield from unknown_name("algorithm.adv_estimator", estimator, known, meant=_MEANT_ESTIMATORS)
     yield from unknown_name("algorithm.kl_penalty", algorithm.kl_penalty, names.KL_TYPES, ("full",))
     loss = actor.policy_loss.loss_mode
     if loss == "bypass_mode":
@@ -39,7 +57,7 @@ def names_are_known(facts: Facts) -> Iterator[str]:
             " algorithm.rollout_correction.bypass_mode=true, and choose the loss as ever"
         )
     else:
-        yield from unknown_name(f"{_LOSS}.loss_mode", loss, tuple(names.POLICY_LOSSES))
+        yield from unknown_name(f"{_LOSS}.loss_mode", loss, tuple(names.POLICY_LOSSES), meant=_MEANT_LOSSES)
     yield from unknown_name(f"{_ACTOR}.loss_agg_mode", actor.loss_agg_mode, names.LOSS_AGG_MODES)
     yield from unknown_name(f"{_ACTOR}.kl_loss_type", actor.kl_loss_type, names.KL_TYPES, ("full",))
 
@@ -51,6 +69,18 @@ def one_place_for_the_kl(facts: Facts) -> Iterator[str]:
         yield (
             f"algorithm.use_kl_in_reward: together with {_ACTOR}.use_kl_loss the KL to the reference would be charged"
             " twice; set one of them to false"
+        )
+
+
+@check
+def a_kl_in_the_loss_has_a_gradient(facts: Facts) -> Iterator[str]:
+    """The gradient of log pi alone is 0 on average, whatever the reference says."""
+    actor = facts.config.actor_rollout_ref.actor
+    if actor.use_kl_loss and actor.kl_loss_type in ("k1", "kl"):
+        yield (
+            f"{_ACTOR}.kl_loss_type: the gradient of {actor.kl_loss_type} is 0 on average and holds nothing back; use"
+            f" {actor.kl_loss_type}+ or low_var_kl, or charge it in the reward (algorithm.use_kl_in_reward=true,"
+            f" algorithm.kl_penalty={actor.kl_loss_type})"
         )
 
 

@@ -33,7 +33,7 @@ def a_critic_has_a_reader(facts: Facts) -> Iterator[str]:
 @check
 def critic_settings_are_read(facts: Facts) -> Iterator[str]:
     """Settings of the critic need one."""
-    if not facts.config.needs_critic:
+    if not facts.config.needs_critic and facts.config.algorithm.adv_estimator not in names.VALUE_ESTIMATORS:
         keys = [key for key in facts.given_below("critic") if key != "critic.enable"]
         because = f"with algorithm.adv_estimator={facts.config.algorithm.adv_estimator}, which reads no values"
         yield from no_effect(facts, [*keys, _WARMUP], because)

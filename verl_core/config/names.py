@@ -66,7 +66,6 @@ AGENT_LOOPS = ("single_turn_agent", "tool_agent")
 LOGGERS = ("console", "jsonl", "tensorboard")
 
 # Names that verl knows and this project does not have yet, so that the message can say so.
-VERL_ADV_ESTIMATORS = frozenset({"grpo_vectorized", "rloo_vectorized"})
 VERL_TRAINER_MODES: frozenset[str] = frozenset()
 VERL_LOGGERS = frozenset({"wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file"})
 VERL_AGENT_LOOPS: frozenset[str] = frozenset()

@@ -53,6 +53,8 @@ class ConsoleSink:
         width = len(str(self._run.total_steps))
         start = f"step {step:>{width}}/{self._run.total_steps}"
         parts = [f"{label} {short(value)}" for label, value in self._numbers(metrics) if value is not None]
+        if lost := metrics.get(headline.UNSCORED):
+            parts.insert(1, f"unscored {lost:.0f}")
         if step and self._pace.left is not None:
             parts.append(f"left {duration(self._pace.left)}")
         scores = [f"{name} {short(value)}" for name, value in sorted(headline.validation(metrics).items())]

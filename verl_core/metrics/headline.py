@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 REWARD = ("critic/score/mean", "critic/rewards/mean")
+UNSCORED = "reward/quarantined"  # samples of a step without a score; their reasons are in its rewards.parquet
 LOSS = ("sft/loss",)
 TOKENS_PER_S = ("perf/throughput", "perf/rollout_tokens_per_s")
 KL = ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl")

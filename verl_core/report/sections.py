@@ -22,6 +22,9 @@ def tiles(view: RunView) -> str:
     steps = view.trained_steps
     found = [_change("reward, first and last 5 steps", *_edges(view.series(*headline.REWARD)))]
     found += [_change(f"validation, {name}", *_ends(points)) for name, points in list(view.validations().items())[:2]]
+    if unscored := [y for _, y in view.series(headline.UNSCORED) if y]:
+        note = f"in {len(unscored)} steps; reasons in their rewards.parquet"
+        found.append(_tile("samples without a score", short(sum(unscored)), note))
     if steps:
         planned = view.config_value("trainer.total_training_steps")
         of = f"of {planned}" if planned and planned > steps[-1] else "all done" if view.summary else "so far"

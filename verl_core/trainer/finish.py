@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 from verl_core.errors import ConfigError
+from verl_core.metrics.headline import UNSCORED
 from verl_core.record.accounting import accounting
 from verl_core.record.rundir import REPORT
 from verl_core.record.step_record import read_metrics
@@ -38,6 +39,7 @@ class Summary:
     staleness_mean, staleness_max: weight versions between a trajectory's oldest token and the weights it trained.
     dropped: groups that were served and not trained on, by reason.
     final_critic_sha256: of the critic's weights; empty without one.
+    unscored: samples whose reward was quarantined; their reasons are in the rewards.parquet of their steps.
     over_long_dropped, over_long_cut: training rows left out, or cut at the left, for data.max_prompt_length.
     """
 
@@ -56,6 +58,7 @@ class Summary:
     staleness_mean: float = 0.0
     staleness_max: float = 0.0
     dropped: dict[str, int] = field(default_factory=dict)
+    unscored: int = 0
     over_long_dropped: int = 0
     over_long_cut: int = 0
     final_critic_sha256: str = ""
@@ -107,6 +110,7 @@ def finish(session: Session) -> Summary:
         staleness_mean=fmean(row.get("training/staleness/mean", 0.0) for row in numbers),
         staleness_max=max(row.get("training/staleness/max", 0.0) for row in numbers),
         dropped=accounts.dropped,
+        unscored=int(sum(row.get(UNSCORED, 0.0) for row in numbers)),
         over_long_dropped=len(session.stream.report.dropped) if session.stream.report else 0,
         over_long_cut=len(session.stream.report.cut) if session.stream.report else 0,
         final_critic_sha256=session.critic.weights_sha256() if session.critic is not None else "",

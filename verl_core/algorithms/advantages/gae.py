@@ -12,8 +12,8 @@ from verl_core.algorithms.advantages.whitening import whitened
 
 @ADVANTAGES.register("gae")
 def gae(inputs: AdvantageInputs) -> Advantages:
-    """d_t = r_t + gamma V_next - V_t; A_t = d_t + gamma lam A_next, whitened over the batch; returns = A + V before
-    whitening.
+    """d_t = r_t + gamma V_next - V_t; A_t = d_t + gamma lam A_next, whitened over the batch as in
+    reinforce_plus_plus; returns = A + V before whitening.
 
     "next" is the next token of the policy: values and time steps of tool text do not exist. Needs the critic's
     `values`.

@@ -10,7 +10,8 @@ from verl_core.algorithms.advantages.whitening import whitened
 
 @ADVANTAGES.register("reinforce_plus_plus")
 def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
-    """G_t = r_t + gamma G_next; A = (G - mean) / sqrt(var + 1e-8) over all trainable tokens of the batch; returns = G.
+    """G_t = r_t + gamma G_next; A = (G - mean) / sqrt(var + 1e-8) over all trainable tokens of the batch, var
+    unbiased (n - 1); returns = G.
 
     No comparison within groups: works with one sample per prompt.
 
