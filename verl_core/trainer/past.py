@@ -59,8 +59,8 @@ def agree_with_past(run: RunDir, config: RunConfig, owner: str | None = None) ->
     differences = resume_difference(from_dict(yaml.safe_load(run.read(CONFIG))), config)
     if differences:
         raise ConfigError(
-            f"{run.root} belongs to another configuration: {'; '.join(differences)}. Put these settings back, or "
-            "choose another trainer.experiment_name."
+            f"{run.root} belongs to another configuration: {'; '.join(differences)}. Put these settings back, "
+            "choose another trainer.experiment_name, or remove the directory if nothing of it is wanted."
         )
 
 
