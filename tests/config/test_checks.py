@@ -493,3 +493,16 @@ def test_every_check_file_is_registered() -> None:
     folder = Path(CHECK_MODULES[0].__file__ or "").parent
     assert {Path(module.__file__ or "") for module in CHECK_MODULES} == set(folder.glob("checks_*.py"))
     assert len(CHECKS) == len(set(CHECKS)) >= 30
+
+
+def test_what_a_recipe_sets_without_effect_can_be_overridden_as_the_message_says() -> None:
+    """Every setting that a switched recipe leaves without a reader is put back by the override that is offered."""
+    for recipe, switch in (
+        ("quickstart", "algorithm.adv_estimator=rloo"),
+        ("dapo", "algorithm.filter_groups.enable=false"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(f"configs/{recipe}.yaml", [switch])
+        cures = [line.split("set it to its default: ")[1] for line in str(caught.value).splitlines()[1:]]
+        assert cures
+        resolve(f"configs/{recipe}.yaml", [switch, *cures])

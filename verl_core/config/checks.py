@@ -6,6 +6,7 @@ be left out. Checks live in `checks_*.py`, one small function each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -59,4 +60,11 @@ def no_effect(facts: Facts, keys: list[str], because: str) -> Iterator[str]:
     """One message per setting of `keys` that the user chose although nothing reads it."""
     for key in keys:
         if facts.given(key):
-            yield f"{key}: has no effect {because} (set in {facts.origin[key]}); delete it"
+            yield f"{key}: has no effect {because} (set in {facts.origin[key]}); {_cure(facts, key)}"
+
+
+def _cure(facts: Facts, key: str) -> str:
+    """An override can be left out; what a file says can be overridden, too."""
+    if facts.origin[key].startswith("override "):
+        return "delete it"
+    return f"delete it, or set it to its default: {key}={json.dumps(facts.defaults[key])}"
