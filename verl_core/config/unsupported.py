@@ -31,6 +31,14 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         "algorithm.filter_groups.max_inflight_gen_batches",
         "known in verl; every dropped group is replaced at once by one prompt; delete it",
     ),
+    *(
+        (f"algorithm.{name}", f"in verl's older spelling; use algorithm.rollout_correction.{name}")
+        for name in ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    ),
+    (
+        "algorithm.rollout_correction.rollout_token_veto_threshold",
+        "in verl's older spelling; rollout_rs: seq_max_k2 or seq_max_k3 rejects a row by its worst token",
+    ),
     ("algorithm.use_pf_ppo", f"{_LATER}; delete it"),
     ("algorithm.pf_ppo", f"{_LATER}; delete it"),
     # data
@@ -54,6 +62,10 @@ ANSWERS: tuple[tuple[str, str], ...] = (
         f"{_ACTOR}.policy_loss.rollout_correction",
         "known in verl; algorithm.rollout_correction is the one place, and every process reads it",
     ),
+    (
+        f"{_ACTOR}.tis_imp_ratio_cap",
+        "in verl's older spelling; use algorithm.rollout_correction.rollout_is with its rollout_is_threshold",
+    ),
     (f"{_ACTOR}.ppo_mini_batch_size_per_gpu", f"known in verl; use {_ACTOR}.ppo_mini_batch_size"),
     (f"{_ACTOR}.ppo_micro_batch_size*", f"known in verl; use {_ACTOR}.ppo_max_token_len_per_gpu (a token budget)"),
     (f"{_ACTOR}.use_dynamic_bsz", "known in verl, always on here: micro-batches are cut by token budget; delete it"),
@@ -74,6 +86,8 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref.ref.strategy", "known in verl, always fsdp2 here; delete it"),
     ("actor_rollout_ref.hybrid_engine", f"{_LATER}: trainer and servers share their devices; delete it"),
     # rollout
+    (f"{_ROLLOUT}.enforce_eager", f"{_LATER}; delete it"),
+    (f"{_ROLLOUT}.ignore_eos", f"{_LATER}: a response ends at the end token; delete it"),
     (f"{_ROLLOUT}.mode", "known in verl, always asynchronous here; delete it"),
     (f"{_ROLLOUT}.calculate_log_probs", "known in verl, always on here; delete it"),
     (f"{_ROLLOUT}.free_cache_engine", "known in verl, always on in the sync mode; delete it"),
@@ -168,6 +182,10 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     ),
     ("reward.reward_model.tokenizer*", "known in verl; the tokenizer is that of the reward model's folder; delete it"),
     ("reward.sandbox_fusion", "known in verl; code is run here: data sources code and code_fraction, reward.sandbox"),
+    (
+        "reward.custom_reward_function.reward_kwargs",
+        f"{_LATER}; give them their values in the file of the function",
+    ),
     ("reward.reward_kwargs.overlong_buffer_cfg", "known in verl; use reward.overlong_buffer"),
     ("reward_model.overlong_buffer", "in verl's older place; use reward.overlong_buffer"),
     ("reward_model", "in verl's older place; see reward.*"),
