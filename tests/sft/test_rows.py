@@ -56,8 +56,13 @@ def test_over_long_rows_are_refused_or_counted(sft_config: MakeConfig, policy_fo
 def test_bad_rows_are_named(sft_config: MakeConfig, policy_folder: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(json.dumps({"text": "x"}))
-    with pytest.raises(DataError, match="row 0, column messages: is missing"):
+    with pytest.raises(DataError, match="row 0, column messages: is missing; the row has text"):
         load_lessons(sft_config(), [str(file)], load_tokenizer(policy_folder), -1)
+    for question, answer, message in (("", "2", r"message 0 \(user\)"), ("1+1=", " ", r"message 1 \(assistant\)")):
+        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        file.write_text(json.dumps({"messages": chat}))
+        with pytest.raises(DataError, match=f"row 0, column messages: {message} is empty; fill it or delete the row"):
+            load_lessons(sft_config(), [str(file)], load_tokenizer(policy_folder), -1)
 
 
 def test_an_epoch_is_every_row_once() -> None:

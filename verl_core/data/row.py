@@ -72,7 +72,10 @@ def checked_row(record: Mapping[str, Any], row: int, place: str, columns: Column
 def present(record: Mapping[str, Any], column: str, place: str) -> Any:
     """The column's value. Raises DataError: it is missing or null."""
     if record.get(column) is None:
-        raise DataError(f"{place}, column {column}: {'is null' if column in record else 'is missing'}")
+        has = ", ".join(map(str, record)) or "no column"
+        raise DataError(
+            f"{place}, column {column}: {'is null' if column in record else f'is missing; the row has {has}'}"
+        )
     return record[column]
 
 

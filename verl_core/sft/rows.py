@@ -127,4 +127,13 @@ def _chats(config: RunConfig, files: Sequence[str], max_rows: int) -> Iterator[t
             if given == max_rows:
                 return
             given += 1
-            yield place, checked_messages(present(record, key, place), f"{place}, column {key}")
+            messages = checked_messages(present(record, key, place), f"{place}, column {key}")
+            _refuse_empty(messages, f"{place}, column {key}")
+            yield place, messages
+
+
+def _refuse_empty(messages: Sequence[dict[str, Any]], place: str) -> None:
+    """An empty answer teaches to stop at once, an empty question teaches nothing. What a tool says may be empty."""
+    for number, message in enumerate(messages):
+        if message["role"] in ("user", ASSISTANT) and not (message["content"].strip() or message.get("tool_calls")):
+            raise DataError(f"{place}: message {number} ({message['role']}) is empty; fill it or delete the row")
