@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 
 from verl_core.config import names
 from verl_core.config.checks import Facts, check, no_effect
@@ -13,7 +12,6 @@ _ACTOR = "actor_rollout_ref.actor"
 _LOSS = f"{_ACTOR}.policy_loss"
 
 
-NONE_MEANT: Mapping[str, str] = MappingProxyType({})
 # What people write for it elsewhere, and what it is here.
 _MEANT_ESTIMATORS = {
     "ppo": "gae",
@@ -26,13 +24,13 @@ _MEANT_LOSSES = {"ppo": "vanilla", "grpo": "vanilla", "gmpo": "geo_mean"}
 
 
 def unknown_name(
-    key: str, value: str, known: Collection[str], in_verl: Collection[str] = (), meant: Mapping[str, str] = NONE_MEANT
+    key: str, value: str, known: Collection[str], in_verl: Collection[str] = (), meant: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """A message when `value` is not among the known names; what it means here, or the nearest one, is offered."""
     if value in known:
         return
     choices = ", ".join(known)
-    if value.lower() in meant:
+    if meant and value.lower() in meant:
         yield f"{key}: {value!r} is called {meant[value.lower()]} here (known: {choices})"
         return
     if value in in_verl:
@@ -76,7 +74,7 @@ def one_place_for_the_kl(facts: Facts) -> Iterator[str]:
 def a_kl_in_the_loss_has_a_gradient(facts: Facts) -> Iterator[str]:
     """The gradient of log pi alone is 0 on average, whatever the reference says."""
     actor = facts.config.actor_rollout_ref.actor
-    if actor.use_kl_loss and actor.kl_loss_type in ("k1", "kl"):
+    if actor.use_kl_loss and actor.kl_loss_type in names.KL_WITHOUT_GRADIENT:
         yield (
             f"{_ACTOR}.kl_loss_type: the gradient of {actor.kl_loss_type} is 0 on average and holds nothing back; use"
             f" {actor.kl_loss_type}+ or low_var_kl, or charge it in the reward (algorithm.use_kl_in_reward=true,"

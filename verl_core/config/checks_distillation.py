@@ -107,7 +107,7 @@ def the_distance_has_a_gradient(facts: Facts) -> Iterator[str]:
         )
     elif loss.use_policy_gradient and loss.loss_mode.endswith("+"):
         yield f"{mode} differs from {loss.loss_mode[:-1]} in its gradient, and {_LOSS}.use_policy_gradient reads values"
-    elif not loss.use_policy_gradient and loss.loss_mode in ("k1", "kl"):
+    elif not loss.use_policy_gradient and loss.loss_mode in names.KL_WITHOUT_GRADIENT:
         yield (
             f"{mode} has a gradient that does not know the teacher, 0 on average; use {loss.loss_mode}+, k3 or"
             f" forward_kl_topk, or set {_LOSS}.use_policy_gradient=true"

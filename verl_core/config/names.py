@@ -53,6 +53,9 @@ LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-tok
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_TYPES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 
+# Their expected gradient is 0: as a loss they hold nothing back.
+KL_WITHOUT_GRADIENT = ("k1", "kl")
+
 # Distances to a teacher.
 DISTILLATION_LOSSES = ("forward_kl_topk", *KL_TYPES)
 

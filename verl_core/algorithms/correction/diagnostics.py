@@ -61,14 +61,14 @@ def effect(corrected: Corrected, mask: torch.Tensor) -> dict[str, float]:
         "rejected_token_share": float((mask & ~corrected.keep).sum() / tokens),
         "rejected_row_share": float(lost.sum() / rows.sum().clamp(min=1)),
     }
-    given = (corrected.weights, corrected.raw, corrected.held)
-    if all(each is not None for each in given) and bool(corrected.keep.any()):
-        kept, raw, held = (each[corrected.keep].double() for each in given if each is not None)
+    keep, weights, raw, held = corrected.keep, corrected.weights, corrected.raw, corrected.held
+    if weights is not None and raw is not None and held is not None and bool(keep.any()):
+        kept = weights[keep].double()
         told |= {
             "rollout_is_mean": float(kept.mean()),
             "rollout_is_max": float(kept.max()),
-            "rollout_is_raw_max": float(raw.max()),
-            "rollout_is_changed_share": float(held.mean()),
+            "rollout_is_raw_max": float(raw[keep].max()),
+            "rollout_is_changed_share": float(held[keep].double().mean()),
             "rollout_is_eff_sample_size": float(
                 kept.sum().square() / (len(kept) * kept.square().sum().clamp(min=1e-30))
             ),

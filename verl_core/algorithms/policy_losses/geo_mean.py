@@ -28,8 +28,8 @@ def geo_mean(inputs: PolicyLossInputs) -> TokenLoss:
 
     Differences: verl averages over the rows of a micro-batch, whatever `loss_agg_mode` and the global counts say.
     """
-    advantages, log_ratio = inputs.gain, inputs.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    cost, log_ratio = inputs.cost, inputs.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     upward, downward = log_ratio.clamp(max=inputs.clip_high), log_ratio.clamp(min=-inputs.clip_low)
-    held = torch.where(advantages > 0, upward, torch.where(advantages < 0, downward, 0.0))
-    row = -inputs.row_means(advantages) * inputs.row_means(held).exp()
-    return policy_loss(inputs, row.expand_as(held), pg_clipfrac=(held != log_ratio) & (advantages != 0))
+    held = torch.where(cost < 0, upward, torch.where(cost > 0, downward, 0.0))
+    row = inputs.row_means(cost) * inputs.row_means(held).exp()
+    return policy_loss(inputs, row.expand_as(held), pg_clipfrac=(held != log_ratio) & (cost != 0))

@@ -1,6 +1,6 @@
 """What a policy loss gets and gives. Invariant: losses stay per token and metrics stay sums, so any split adds up
-exactly; no gradient leaves a cell outside the mask, whatever lies there: `current`, `old`, `gain`, `cost`, `log_ratio`
-and `ratio` are harmless there, and bare log-probs are only multiplied with `cost`, which is 0.
+exactly; no gradient leaves a cell outside the mask, whatever lies there: `current`, `old`, `cost`, `log_ratio` and
+`ratio` are harmless there, and bare log-probs are only multiplied with `cost`, which is 0.
 """
 
 from __future__ import annotations
@@ -72,13 +72,8 @@ class PolicyLossInputs:
             return self.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
     @cached_property
-    def gain(self) -> torch.Tensor:
-        """float32 [B, T]: advantages, 0 where the mask is False."""
-        return torch.where(self.mask, self.advantages, 0.0)
-
-    @cached_property
     def cost(self) -> torch.Tensor:
-        """float32 [B, T]: -`gain`, which most losses multiply with."""
+        """float32 [B, T]: the advantages with their sign changed, 0 where the mask is False."""
         return torch.where(self.mask, self.advantages, 0.0).neg_()
 
     def row_means(self, values: torch.Tensor) -> torch.Tensor:
