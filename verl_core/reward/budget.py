@@ -34,6 +34,11 @@ class Beside:
 NOTHING = Beside()
 
 
+def failures_allowed(samples: int, error_budget: float) -> int:
+    """With more of them among so many samples `check_budget` raises, whatever the others say."""
+    return int(error_budget * samples)
+
+
 def check_budget(rewards: Sequence[Reward], error_budget: float, beside: Beside = NOTHING) -> None:
     """Raise RewardError when more than `error_budget` (a share) of `rewards`, and of those `beside` them, is
     quarantined; it counts each kind and shows one example of each."""

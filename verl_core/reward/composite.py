@@ -56,6 +56,11 @@ def parts_of(config: RewardConfig) -> list[Part]:
     return [Part.of(entry) for entry in config.composite]
 
 
+def no_parts(samples: Sequence[Sample]) -> list[Reward]:
+    """What local parts add where there are none."""
+    return [Reward(sample.key, 0.0) for sample in samples]
+
+
 def weighted(parts: Sequence[tuple[Part, RewardFunction]]) -> RewardFunction:
     """One function that calls them all. A part with a verifier of its own is asked under that verifier's name."""
 

@@ -17,8 +17,8 @@ from verl_core.config.schema.reward import RewardConfig
 from verl_core.data.reward_tokenizer import answered_chat
 from verl_core.data.tokenizer import ChatTokenizer
 from verl_core.errors import DataError
-from verl_core.reward.budget import check_budget
-from verl_core.reward.composite import combined, parts_of
+from verl_core.reward.budget import check_budget, failures_allowed
+from verl_core.reward.composite import combined, no_parts, parts_of
 from verl_core.reward.interface import Sample, Scorer
 from verl_core.reward.model_group import Failure, Outcome, RewardModelGroup
 from verl_core.reward.scoring import Unscorable, judged, quarantined
@@ -49,7 +49,7 @@ class ModelScorer:
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer."""
-        rewards = self._scored(samples, int(self._config.error_budget * len(samples)))
+        rewards = self._scored(samples, failures_allowed(len(samples), self._config.error_budget))
         check_budget(rewards, self._config.error_budget)
         return rewards
 
@@ -73,7 +73,7 @@ class ModelScorer:
         if not self._parts:
             return self._by_the_model(samples, most_failures)
         if self._rules is None:
-            near = [Reward(sample.key, 0.0) for sample in samples]
+            near = no_parts(samples)
         else:
             ask = self._rules.score_each if most_failures is None else self._rules.score
             near = ask([replace(sample, tokens=None) for sample in samples])

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_core.config.schema.reward import RewardConfig
-from verl_core.reward.budget import check_budget
-from verl_core.reward.composite import combined, parts_of
+from verl_core.reward.budget import check_budget, failures_allowed
+from verl_core.reward.composite import combined, no_parts, parts_of
 from verl_core.reward.interface import Sample, Scorer
 from verl_core.reward.remote import RemoteRewards
 from verl_core.reward.scoring import Unscorable, judged, quarantined
@@ -31,15 +31,15 @@ class CompositeScorer:
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer. Local parts first, for they cost no request: where these alone exceed the budget, the service is
         not asked."""
-        near = self._local.score(samples) if self._local is not None else _nothing(samples)
-        far = self._remote.score_each(samples, int(self._config.error_budget * len(samples)))
+        near = self._local.score(samples) if self._local is not None else no_parts(samples)
+        far = self._remote.score_each(samples, failures_allowed(len(samples), self._config.error_budget))
         rewards = self._together(near, far)
         check_budget(rewards, self._config.error_budget)
         return rewards
 
     def score_each(self, samples: Sequence[Sample]) -> list[Reward]:
         """See Scorer."""
-        near = self._local.score_each(samples) if self._local is not None else _nothing(samples)
+        near = self._local.score_each(samples) if self._local is not None else no_parts(samples)
         return self._together(near, self._remote.score_each(samples))
 
     def shutdown(self) -> None:
@@ -58,11 +58,6 @@ class CompositeScorer:
         except Unscorable as error:
             return quarantined(near.key, error.status, str(error))
         return judged(near.key, {**near.components, **total, "score": near.score + total["score"]})
-
-
-def _nothing(samples: Sequence[Sample]) -> list[Reward]:
-    """What local parts add where there are none."""
-    return [Reward(sample.key, 0.0) for sample in samples]
 
 
 def launch_scorer(config: RewardConfig, namespace: str, sources: Sequence[str]) -> Scorer:

@@ -16,7 +16,7 @@ import ray
 from verl_core.config.schema.reward import RewardConfig
 from verl_core.deadline import Deadline
 from verl_core.errors import RewardError
-from verl_core.reward.budget import check_budget
+from verl_core.reward.budget import check_budget, failures_allowed
 from verl_core.reward.interface import Sample
 from verl_core.reward.process import START_BUDGET_S
 from verl_core.reward.wire import Packed, failures, packed_samples, unpacked_rewards
@@ -71,7 +71,7 @@ class RewardWorkers:
                 What was not tried when that was clear is not waited for.
             DeadlineExceeded: longer than if every sample of a worker's share hung.
         """
-        rewards = self._scored(samples, int(self._config.error_budget * len(samples)))
+        rewards = self._scored(samples, failures_allowed(len(samples), self._config.error_budget))
         check_budget(rewards, self._config.error_budget)
         return rewards
 
